@@ -1,4 +1,5 @@
-"""Traces what a rank sends, call by call; names torch's collectives of single tensors, and differentiates one.
+"""Traces what a rank sends, call by call; names torch's collectives of single tensors, and
+differentiates one.
 
 What is heard, and what cannot be, is said in `labkit.c10d`.
 """
@@ -21,9 +22,12 @@ from labkit.torch_versions import reduce_scatter_single as reduce_scatter_single
 def all_to_all(
     rows: torch.Tensor, group: dist.ProcessGroup, send_splits: Any = None, recv_splits: Any = None
 ) -> Any:
-    """Return the rows that the ranks of a group send to each other, by default equally many. Backward sends them back.
+    """Return the rows that the ranks of a group send to each other, by default equally many.
 
-    ``send_splits`` are the numbers of consecutive rows for each rank, ``recv_splits`` those from each.
+    Backward sends them back.
+
+    ``send_splits`` are the numbers of consecutive rows for each rank, ``recv_splits`` those from
+    each.
     """
     return _AllToAll.apply(rows, group, send_splits, recv_splits) if group.size() > 1 else rows
 
@@ -45,10 +49,12 @@ class _AllToAll(torch.autograd.Function):
 
 
 def trace_communication(trace: Trace) -> AbstractContextManager[None]:
-    """Add two spans of each collective and message to a trace: one while it is under way, one while this rank waits.
+    """Add two spans of each collective and message to a trace: one while it is under way, one while
+    this rank waits.
 
-    Where torch does not say when a call was done, as for gloo's reduce-scatter and messages and all of NCCL, the first
-    span lasts until the end of the wait. A wait inside C++, as in DistributedDataParallel, is not heard.
+    Where torch does not say when a call was done, as for gloo's reduce-scatter and messages and all
+    of NCCL, the first span lasts until the end of the wait. A wait inside C++, as in
+    DistributedDataParallel, is not heard.
     """
     return trace_calls(lambda call: trace)
 

@@ -1,11 +1,15 @@
-"""Chooses the device of ranks, a GPU each or CPU cores that they share, and prepares a process for it."""
+"""Chooses the device of ranks, a GPU each or CPU cores that they share, and prepares a process for
+it.
+"""
 
 import contextlib
 import os
 
 
 def choose_backend(asked: str, num_ranks: int, num_gpus: int) -> tuple[str, str]:
-    """Return ``"nccl"`` or ``"gloo"``, and a sentence that says why. ``asked`` may also be ``"auto"``.
+    """Return ``"nccl"`` or ``"gloo"``, and a sentence that says why.
+
+    ``asked`` may also be ``"auto"``.
 
     Raises:
         ValueError: NCCL was asked for, and there are too few GPUs.
@@ -24,7 +28,9 @@ def choose_backend(asked: str, num_ranks: int, num_gpus: int) -> tuple[str, str]
 
 
 def _taken(num_ranks: int) -> str:
-    """Name the GPUs that this many ranks take, as CUDA numbers them, or as the user does who shows only some."""
+    """Name the GPUs that this many ranks take, as CUDA numbers them, or as the user does who shows
+    only some.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     names = visible.split(",") if visible else [str(number) for number in range(num_ranks)]
     of_all = f" of CUDA_VISIBLE_DEVICES={visible}" if visible else ""
@@ -32,15 +38,18 @@ def _taken(num_ranks: int) -> str:
 
 
 def prepare_gpu(one_queue: bool = False, posts_receives: bool = True) -> None:
-    """Change CUDA's defaults for messages that wait, and for float32, before a rank first touches it.
+    """Change CUDA's defaults for messages that wait, and for float32, before a rank first touches
+    it.
 
-    Whoever posts receives ahead, as a pipeline does, needs all kernels loaded at the start: CUDA asks only once, when a
-    process makes its context. `launch` cannot know then which functions its ranks will get, so it asks for that; where
-    no function is a pipeline, ``os.environ["CUDA_MODULE_LOADING"] = "LAZY"`` before the first launch saves the loading.
+    Whoever posts receives ahead, as a pipeline does, needs all kernels loaded at the start: CUDA
+    asks only once, when a process makes its context. `launch` cannot know then which functions its
+    ranks will get, so it asks for that; where no function is a pipeline,
+    ``os.environ["CUDA_MODULE_LOADING"] = "LAZY"`` before the first launch saves the loading.
 
-    With ``one_queue``, kernels start in the order in which they are launched, so that a matrix product cannot take all
-    processors from a message launched before it. Megatron-LM asks for this with tensor parallelism on GPUs before
-    Blackwell. What the user has set stands; in a notebook, set it before the first launch.
+    With ``one_queue``, kernels start in the order in which they are launched, so that a matrix
+    product cannot take all processors from a message launched before it. Megatron-LM asks for this
+    with tensor parallelism on GPUs before Blackwell. What the user has set stands; in a notebook,
+    set it before the first launch.
     """
     import torch
 
@@ -54,7 +63,10 @@ def prepare_gpu(one_queue: bool = False, posts_receives: bool = True) -> None:
 
 
 def wait_for_gpu() -> None:
-    """Wait for all that this process has launched on its GPU, if it uses one. A kernel's error is raised here."""
+    """Wait for all that this process has launched on its GPU, if it uses one.
+
+    A kernel's error is raised here.
+    """
     import torch
 
     if torch.cuda.is_initialized():
@@ -62,7 +74,9 @@ def wait_for_gpu() -> None:
 
 
 def gpu_is_lost() -> bool:
-    """Return whether CUDA refuses every further call of this process, as after a failed assertion in a kernel."""
+    """Return whether CUDA refuses every further call of this process, as after a failed assertion
+    in a kernel.
+    """
     import torch
 
     if not torch.cuda.is_initialized():
@@ -75,10 +89,12 @@ def gpu_is_lost() -> bool:
 
 
 def take_turns() -> None:
-    """Let this thread, and those it will start, wait for a core until whoever has it pauses or has had its time.
+    """Let this thread, and those it will start, wait for a core until whoever has it pauses or has
+    had its time.
 
-    For ranks that share cores: else Linux gives the sender's core to the reader that a message of gloo wakes, while the
-    sender still holds the lock on which the reader spins. Eight ranks on two cores take a third of the time.
+    For ranks that share cores: else Linux gives the sender's core to the reader that a message of
+    gloo wakes, while the sender still holds the lock on which the reader spins. Eight ranks on two
+    cores take a third of the time.
     """
     with contextlib.suppress(OSError):  # a container may forbid it
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

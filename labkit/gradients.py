@@ -1,4 +1,6 @@
-"""All-reduces sequence-parallel gradients in one message, and computes the norm of the whole model's gradient."""
+"""All-reduces sequence-parallel gradients in one message, and computes the norm of the whole
+model's gradient.
+"""
 
 import math
 from collections import defaultdict
@@ -14,10 +16,12 @@ from labkit.placement import copy_groups_of, placement_of
 
 
 def all_reduce_grads(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
-    """Sum over the tensor group the gradients whose placement says ``defer_grad_reduce``, in one message.
+    """Sum over the tensor group the gradients whose placement says ``defer_grad_reduce``, in one
+    message.
 
-    With sequence parallelism each rank sees some tokens, so what all of them hold whole (norms, biases of row-parallel
-    layers) gets a part of its gradient on each. Layer by layer, each micro-batch would send many small messages.
+    With sequence parallelism each rank sees some tokens, so what all of them hold whole (norms,
+    biases of row-parallel layers) gets a part of its gradient on each. Layer by layer, each
+    micro-batch would send many small messages.
     """
     gradients = [
         p.grad for p in parameters if placement_of(p).defer_grad_reduce and p.grad is not None
@@ -56,9 +60,9 @@ def loss_and_grad_norm(
 ) -> Sums:
     """Return the sum of the ranks' shares of the loss, and the norm of the whole model's gradient.
 
-    Each tensor rank has a loss of its own, all equal if all is right. Of numbers that several ranks have, each counts
-    its part in the norm. Call it when replicas have averaged their gradients. This is the one place in a step where the
-    host waits for a GPU.
+    Each tensor rank has a loss of its own, all equal if all is right. Of numbers that several ranks
+    have, each counts its part in the norm. Call it when replicas have averaged their gradients.
+    This is the one place in a step where the host waits for a GPU.
     """
     gradients: dict[int, list[torch.Tensor]] = defaultdict(
         list

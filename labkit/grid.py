@@ -1,4 +1,7 @@
-"""Lists the groups of ranks along the axes of an n-dimensional grid. Integers only: no torch, no process."""
+"""Lists the groups of ranks along the axes of an n-dimensional grid.
+
+Integers only: no torch, no process.
+"""
 
 from collections.abc import Collection, Mapping
 
@@ -22,7 +25,9 @@ class Grid:
             self.world_size *= size
 
     def groups(self, *axes: str) -> list[list[int]]:
-        """Return the groups along one axis, or along several together, sorted; so are their members."""
+        """Return the groups along one axis, or along several together, sorted; so are their
+        members.
+        """
         offsets = self._offsets(
             self.known(axes)
         )  # from a group's first rank to each of its members

@@ -15,8 +15,11 @@ from labkit.sizes import ranks_text
 
 AXES_OF_GROUP = {axis: (axis,) for axis in (*AXES, *EXPERT_AXES)}
 AXES_OF_GROUP |= {"dp_cp": ("dp", "cp"), "tp_ep": ("expert_tp", "ep")}
-"""The grid axes of each kind of group. The ranks of a ``dp_cp`` group have copies of the same dense weights, those of a
-``tp_ep`` group all experts of their layers together."""
+"""The grid axes of each kind of group.
+
+The ranks of a ``dp_cp`` group have copies of the same dense weights, those of a
+``tp_ep`` group all experts of their layers together.
+"""
 _SHARDS = ("shard", "expert_shard")
 _NON_MEMBER: Any = dist.GroupMember.NON_GROUP_MEMBER
 _NAMES = (*AXES_OF_GROUP, "embedding", *_SHARDS, "replicate", "expert_replicate")
@@ -32,11 +35,12 @@ _DERIVED = (
 class ProcessGroups:
     """The groups of one rank, and its place in the layout.
 
-    Each process group has its ranks in the layout's order. Kinds with the same ranks share their groups, and a group of
-    all ranks is the world itself. ``embedding`` joins the first and the last rank of the pipeline; on the ranks
-    between it is ``dist.GroupMember.NON_GROUP_MEMBER``, with which collectives warn and do nothing (None would mean the
-    world). Unless `init_groups` got a ``shard_size``, ``shard`` has the ranks of ``dp_cp``, ``expert_shard`` those of
-    ``expert_dp``, and the replicate groups are None.
+    Each process group has its ranks in the layout's order. Kinds with the same ranks share their
+    groups, and a group of all ranks is the world itself. ``embedding`` joins the first and the last
+    rank of the pipeline; on the ranks between it is ``dist.GroupMember.NON_GROUP_MEMBER``, with
+    which collectives warn and do nothing (None would mean the world). Unless `init_groups` got a
+    ``shard_size``, ``shard`` has the ranks of ``dp_cp``, ``expert_shard`` those of ``expert_dp``,
+    and the replicate groups are None.
     """
 
     layout: ParallelLayout
@@ -61,22 +65,28 @@ class ProcessGroups:
 
     @property
     def coords(self) -> Coords:
-        """This rank's coordinate on each dense axis: ``coords.tp``, ``coords.cp``, ``coords.dp``, ``coords.pp``."""
+        """This rank's coordinate on each dense axis: ``coords.tp``, ``coords.cp``, ``coords.dp``,
+        ``coords.pp``.
+        """
         return self.layout.coords(self.rank)
 
     def channel(self, kind: str, sender: int, receiver: int) -> dist.ProcessGroup:
-        """Return the group for messages of one kind ("forward", "backward") between two ranks of the pipeline.
+        """Return the group for messages of one kind ("forward", "backward") between two ranks of
+        the pipeline.
 
-        Gloo has tags to tell messages apart, so it is ``pp``. NCCL has none: each kind and direction has its own
-        communicator, so a receive posted early does not block the others.
+        Gloo has tags to tell messages apart, so it is ``pp``. NCCL has none: each kind and
+        direction has its own communicator, so a receive posted early does not block the others.
         """
         return self._channels.get((kind, sender < receiver), self.pp)
 
     def connect(self, kind: str, sender: int, receiver: int) -> None:
-        """Connect a channel's two ranks unless they are. All ranks of the pipeline call this, in the same order.
+        """Connect a channel's two ranks unless they are.
 
-        NCCL connects two ranks at their first message in a direction, and blocks the first rank until the second comes.
-        Receives posted early would deadlock, so each pair is connected beforehand.
+        All ranks of the pipeline call this, in the same order.
+
+        NCCL connects two ranks at their first message in a direction, and blocks the first rank
+        until the second comes. Receives posted early would deadlock, so each pair is connected
+        beforehand.
         """
         if (
             not self.has_channels
@@ -94,13 +104,17 @@ class ProcessGroups:
 
     @property
     def has_channels(self) -> bool:
-        """Whether messages have channels of their own (NCCL), where each waits until the one before it is received."""
+        """Whether messages have channels of their own (NCCL), where each waits until the one before
+        it is received.
+        """
         return bool(self._channels)
 
     def device_mesh(self) -> DeviceMesh:
-        """Return the same groups, not copies, as a DeviceMesh with named dims, slowest first, as FSDP2 takes one.
+        """Return the same groups, not copies, as a DeviceMesh with named dims, slowest first, as
+        FSDP2 takes one.
 
-        DTensor caches a mesh by its shape for the life of the process: once it has used these groups, keep them.
+        DTensor caches a mesh by its shape for the life of the process: once it has used these
+        groups, keep them.
         """
         if self._mesh is None:
             axes = self.layout.axes[::-1]
@@ -114,7 +128,9 @@ class ProcessGroups:
         return self._mesh
 
     def made(self) -> list[dist.ProcessGroup]:
-        """Return the groups that this rank is in, each once, in the order in which they were made."""
+        """Return the groups that this rank is in, each once, in the order in which they
+        were made.
+        """
         named = [vars(self).get(name) for name in _NAMES]
         groups = [group for group in (*named, *self._channels.values()) if group]
         return list(dict.fromkeys(group for group in groups if group != _NON_MEMBER))
@@ -122,7 +138,8 @@ class ProcessGroups:
     def close(self) -> None:
         """Destroy all groups but the world. Every rank calls this, once no rank uses them any more.
 
-        Drop your own references too, and the mesh: torch ends a group's threads when its last reference goes.
+        Drop your own references too, and the mesh: torch ends a group's threads when its last
+        reference goes.
         """
         self._mesh = None
         groups = self.made()
@@ -146,7 +163,8 @@ class ProcessGroups:
 
     def __exit__(self, error_type, *_) -> None:
         if error_type is None or local_device().type == "cpu":
-            self.close()  # not after an error on a GPU: synchronizing might wait forever for a message
+            # Not after an error on a GPU: synchronizing might wait forever for a message
+            self.close()
 
     if not TYPE_CHECKING:  # else a type checker would accept any attribute
 
@@ -162,11 +180,13 @@ class ProcessGroups:
 def init_groups(layout: ParallelLayout, shard_size: int | None = None) -> ProcessGroups:
     """Make the layout's process groups, each once. Every rank calls this, with the same layout.
 
-    With a ``shard_size``, for hybrid sharding, each ``dp_cp`` group is split into ``shard`` groups of that size, and
-    ``replicate`` groups join the ranks with the same shard; each ``expert_dp`` group is split into as many.
+    With a ``shard_size``, for hybrid sharding, each ``dp_cp`` group is split into ``shard`` groups
+    of that size, and ``replicate`` groups join the ranks with the same shard; each ``expert_dp``
+    group is split into as many.
 
     Raises:
-        ValueError: no world is up, its size is not the layout's, or the shard size does not fit. Nothing has been made.
+        ValueError: no world is up, its size is not the layout's, or the shard size does not fit.
+            Nothing has been made.
     """
     if not dist.is_initialized():
         raise ValueError(
@@ -201,8 +221,9 @@ def groups_to_make(
 ) -> dict[tuple[str, ...], list[list[int]]]:
     """Return the lists of ranks of all groups, by the kinds that share them.
 
-    NCCL runs the collectives of a group in order. So what runs beside layers, FSDP's gathers and gradients on their way
-    to replicas, gets groups of its own there: no layer or router waits for those.
+    NCCL runs the collectives of a group in order. So what runs beside layers, FSDP's gathers and
+    gradients on their way to replicas, gets groups of its own there: no layer or router waits for
+    those.
     """
     kinds = {name: layout.groups(*axes) for name, axes in AXES_OF_GROUP.items()}
     kinds["embedding"] = [
@@ -222,10 +243,11 @@ def groups_to_make(
 
 
 def _my_group(names: Sequence[str], groups: list[list[int]]) -> dist.ProcessGroup:
-    """Return the one of ``groups`` that this rank is in, or NON_GROUP_MEMBER; deadlock reports show the ``names``.
+    """Return the one of ``groups`` that this rank is in, or NON_GROUP_MEMBER; deadlock reports show
+    the ``names``.
 
-    Every rank makes every group, in the same order. (With ``use_local_synchronization`` only the members would, but
-    groups made a second time that way fail to connect.)
+    Every rank makes every group, in the same order. (With ``use_local_synchronization`` only the
+    members would, but groups made a second time that way fail to connect.)
     """
     kind = "/".join(names)
     mine = _NON_MEMBER
@@ -237,11 +259,14 @@ def _my_group(names: Sequence[str], groups: list[list[int]]) -> dist.ProcessGrou
 
 
 def _use_once(groups: Sequence[dist.ProcessGroup | None]) -> None:
-    """Let NCCL connect the ranks of each group now. All ranks call this, with their groups in the same order.
+    """Let NCCL connect the ranks of each group now.
 
-    NCCL makes a communicator at a group's first use, and has no time-out for a member that does not come. From here
-    on a missing member is met in a collective, which has one. (Given a ``device_id``, torch would connect a group at
-    once, but then messages would share its communicator with collectives.)
+    All ranks call this, with their groups in the same order.
+
+    NCCL makes a communicator at a group's first use, and has no time-out for a member that does not
+    come. From here on a missing member is met in a collective, which has one. (Given a
+    ``device_id``, torch would connect a group at once, but then messages would share its
+    communicator with collectives.)
     """
     for group in dict.fromkeys(groups):
         if group not in (None, _NON_MEMBER) and dist.get_world_size(group) > 1:
@@ -258,8 +283,10 @@ def _make_channels(layout: ParallelLayout) -> dict[tuple[str, bool], dist.Proces
 
 def _refuse_to_copy(group: dist.ProcessGroup):
     raise ValueError(
-        "a process group connects running processes: it cannot be copied or pickled, nor can a layer that has it. "
-        "For a layer use its state_dict(), or let the copy share the group: copy.deepcopy(layer, {id(group): group})"
+        "a process group connects running processes: it cannot be copied or pickled, nor can "
+        "a layer that has it. "
+        "For a layer use its state_dict(), or let the copy share the group: "
+        "copy.deepcopy(layer, {id(group): group})"
     )
 
 
@@ -269,7 +296,9 @@ copyreg.pickle(
 
 
 def group_of_one() -> dist.ProcessGroup:
-    """Return a group for a single process without a world: layers keep their whole weights and send nothing."""
+    """Return a group for a single process without a world: layers keep their whole weights and send
+    nothing.
+    """
     return dist.ProcessGroup(0, 1)  # pyright: ignore[reportCallIssue]  (its stub knows the other constructor only)
 
 
@@ -280,7 +309,9 @@ def groups_of_one() -> ProcessGroups:
 
 
 def local_device() -> torch.device:
-    """Return the device of this rank's tensors: its GPU if the world uses NCCL, otherwise the CPU."""
+    """Return the device of this rank's tensors: its GPU if the world uses NCCL,
+    otherwise the CPU.
+    """
     if not dist.is_initialized() or "cuda:nccl" not in dist.get_backend_config():
         return torch.device("cpu")
     num_gpus = torch.cuda.device_count()
@@ -290,5 +321,7 @@ def local_device() -> torch.device:
 
 
 def local_rank() -> int:
-    """Return this rank's number on its node; its number in the world if nobody says which node it is on."""
+    """Return this rank's number on its node; its number in the world if nobody says which node it
+    is on.
+    """
     return int(os.environ.get("LOCAL_RANK", dist.get_rank()))

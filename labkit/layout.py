@@ -1,7 +1,9 @@
-"""Places ranks in two grids, one for the experts and a dense one for all other layers, and lists their groups.
+"""Places ranks in two grids, one for the experts and a dense one for all other layers, and lists
+their groups.
 
-Integers only: no torch, no process. Source: the order of groups and of their members, and the experts' grid, are
-Megatron-LM's (arXiv 2104.04473, section 3; ``RankGenerator`` in its ``parallel_state.py``).
+Integers only: no torch, no process. Source: the order of groups and of their members, and the
+experts' grid, are Megatron-LM's (arXiv 2104.04473, section 3; ``RankGenerator`` in its
+``parallel_state.py``).
 """
 
 import itertools
@@ -40,14 +42,17 @@ class Coords(NamedTuple):
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """``world_size`` ranks in two grids, ``dense`` (tp, cp, dp, pp) and ``expert`` (expert_tp, ep, expert_dp, pp).
+    """``world_size`` ranks in two grids, ``dense`` (tp, cp, dp, pp) and ``expert`` (expert_tp, ep,
+    expert_dp, pp).
 
-    ``order`` lists the axes fastest first, in any permutation; ``cp`` may be left out while ``cp_size`` is 1. In the
-    expert grid, expert_tp replaces tp, expert_dp replaces dp, and ep stands where ``order`` has it, or else before
-    expert_dp. By default the expert grid equals the dense one: expert_tp is tp, and expert_dp is cp and dp together.
+    ``order`` lists the axes fastest first, in any permutation; ``cp`` may be left out while
+    ``cp_size`` is 1. In the expert grid, expert_tp replaces tp, expert_dp replaces dp, and ep
+    stands where ``order`` has it, or else before expert_dp. By default the expert grid equals the
+    dense one: expert_tp is tp, and expert_dp is cp and dp together.
 
     Raises:
-        ValueError: a size does not fit, or the pipelines of the two grids differ; the message says what would fit.
+        ValueError: a size does not fit, or the pipelines of the two grids differ; the message says
+            what would fit.
 
     >>> sizes = dict(pp_size=2, tp_size=2, ep_size=4, expert_tp_size=1)
     >>> layout = ParallelLayout(8, order="tp-dp-pp", **sizes)
@@ -102,7 +107,9 @@ class ParallelLayout:
 
     @cached_property
     def expert(self) -> Grid:
-        """The grid of the experts, with the same ranks and pipelines; by default the dense grid itself."""
+        """The grid of the experts, with the same ranks and pipelines; by default the dense grid
+        itself.
+        """
         if (self.ep_size, self.expert_tp_size) == (1, self.tp_size):
             return self.dense
         axes = self.order.split("-")
@@ -118,10 +125,11 @@ class ParallelLayout:
         return math.prod(grid.sizes[name] for name in grid.known(names))
 
     def groups(self, *axes: str) -> list[list[int]]:
-        """Return the groups of one axis, or of several of one grid taken together, as lists of global ranks.
+        """Return the groups of one axis, or of several of one grid taken together, as lists of
+        global ranks.
 
-        ``groups("tp", "pp")`` are the model replicas. Groups and members come in Megatron-LM's order, which depends on
-        the layout's ``order``, not on that of the arguments.
+        ``groups("tp", "pp")`` are the model replicas. Groups and members come in Megatron-LM's
+        order, which depends on the layout's ``order``, not on that of the arguments.
 
         >>> ParallelLayout(8, tp_size=2, pp_size=2).groups("tp", "pp")
         [[0, 1, 4, 5], [2, 3, 6, 7]]
@@ -147,7 +155,8 @@ class ParallelLayout:
         return self.dense.rank_at(tp=tp, cp=cp, dp=dp, pp=pp)
 
     def experts_of(self, rank: int, num_experts: int) -> range:
-        """Return which of a layer's experts a rank has: as many consecutive ones as any other rank of its ep group.
+        """Return which of a layer's experts a rank has: as many consecutive ones as any other rank
+        of its ep group.
 
         >>> ParallelLayout(8, ep_size=4).experts_of(5, num_experts=8)
         range(2, 4)
@@ -166,10 +175,12 @@ class ParallelLayout:
     def shard_groups(
         self, shard_size: int, experts: bool = False
     ) -> tuple[list[list[int]], list[list[int]]]:
-        """Return the shard groups of hybrid sharding, and its replicate groups, whose ranks have the same shard.
+        """Return the shard groups of hybrid sharding, and its replicate groups, whose ranks have
+        the same shard.
 
-        A shard group is ``shard_size`` consecutive members of a dp_cp group, with one copy of the weights. Of
-        ``experts``, an expert_dp group is divided into as many, so that there are as many copies.
+        A shard group is ``shard_size`` consecutive members of a dp_cp group, with one copy of the
+        weights. Of ``experts``, an expert_dp group is divided into as many, so that there are as
+        many copies.
 
         >>> ParallelLayout(8).shard_groups(4)
         ([[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 4], [1, 5], [2, 6], [3, 7]])
@@ -198,7 +209,9 @@ class ParallelLayout:
         return shard, replicate
 
     def __str__(self) -> str:
-        """Return a table: one row per pipeline stage, one column per dp (and cp) rank, a tp group in each cell."""
+        """Return a table: one row per pipeline stage, one column per dp (and cp) rank, a tp group
+        in each cell.
+        """
         sizes = _shown_axes(self.dense.sizes)
         stages = min(self.pp_size, 16)
         head = len(f"pp {stages - 1}")
@@ -256,7 +269,10 @@ class ParallelLayout:
         dense = self.dense.group_of(0, "pp")
         expert = self.expert.group_of(0, "pp")
         if dense != expert:  # the other pipelines have the same strides
-            fault = f"order={self.order!r} makes pipelines such as {ranks_text(dense)} in the dense grid, but "
+            fault = (
+                f"order={self.order!r} makes pipelines such as {ranks_text(dense)} in "
+                "the dense grid, but "
+            )
             raise ValueError(
                 f"{fault}{ranks_text(expert)} in the expert grid: name pp last, as in 'tp-cp-dp-pp'"
             )

@@ -1,4 +1,7 @@
-"""Divides work among ranks: the rows of a batch, a sequence, a model's layers, a weight's dims. Integers, no torch."""
+"""Divides work among ranks: the rows of a batch, a sequence, a model's layers, a weight's dims.
+
+Integers, no torch.
+"""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -7,7 +10,8 @@ from labkit.sizes import check_size, divisors, does_not_divide, either, whole_nu
 
 
 def rows_of_replica(batch_size: int, dp_size: int, dp_rank: int) -> range:
-    """Return which rows of a batch a replica sees in a step: consecutive ones, equally many on each.
+    """Return which rows of a batch a replica sees in a step: consecutive ones, equally many on
+    each.
 
     >>> rows_of_replica(8, dp_size=2, dp_rank=1)
     range(4, 8)
@@ -20,7 +24,8 @@ def rows_of_replica(batch_size: int, dp_size: int, dp_rank: int) -> range:
 def layers_of_stage(
     num_layers: int, stage: int, num_stages: int, stage_layers: Iterable[int] | None = None
 ) -> range:
-    """Return the layers of one of the model's consecutive stages, with as many in each as `split_layers` says.
+    """Return the layers of one of the model's consecutive stages, with as many in each as
+    `split_layers` says.
 
     >>> layers_of_stage(10, 1, 4), layers_of_stage(10, 1, 4, stage_layers=(1, 4, 4, 1))
     (range(2, 5), range(1, 5))
@@ -44,7 +49,8 @@ def split_layers(
 ) -> tuple[int, ...]:
     """Return how many layers each stage has: those of ``stage_layers``, or about equally many.
 
-    The first and the last may have numbers of their own; or the embedding and the loss count as a layer each.
+    The first and the last may have numbers of their own; or the embedding and the loss count as a
+    layer each.
 
     >>> split_layers(10, 4), split_layers(10, 4, first_stage_layers=1)
     ((2, 3, 2, 3), (1, 3, 3, 3))
@@ -53,7 +59,8 @@ def split_layers(
     (15, 16, 16, 16, 16, 16, 16, 15)
 
     Raises:
-        ValueError: the layers do not add up, a stage has none, or two arguments say how many a stage has.
+        ValueError: the layers do not add up, a stage has none, or two arguments say how many a
+            stage has.
     """
     num_layers = check_size("num_layers", num_layers)
     num_stages = check_size("num_stages", num_stages)
@@ -74,14 +81,19 @@ def split_layers(
             f"stage_layers={stage_layers!r} must be a list: give one number for each stage"
         )
     if len(sizes) != num_stages or sum(sizes) != num_layers or min(sizes) < 1:
-        rule = f"num_stages={num_stages} must have 1 layer or more each, and num_layers={num_layers} together"
+        rule = (
+            f"num_stages={num_stages} must have 1 layer or more each, and "
+            f"num_layers={num_layers} together"
+        )
         fault = f"{said} gives stages of {sizes} layers, but {rule}"
         raise ValueError(f"{fault}: change the numbers, or use fewer stages")
     return tuple(sizes)
 
 
 def _said(stage_layers: object, ends: dict[str, int], extra_layers: dict[str, bool]) -> str:
-    """Return the arguments that say how to split; raise a ValueError if two of them say it of one stage."""
+    """Return the arguments that say how to split; raise a ValueError if two of them say it of one
+    stage.
+    """
     given: dict[str, object] = {} if stage_layers is None else {"stage_layers": stage_layers}
     given |= ends
     given |= {name: True for name, is_counted in extra_layers.items() if is_counted}
@@ -117,9 +129,11 @@ def _equal_split(
 
 
 def tokens_of_rank(seq_length: int, cp_size: int, cp_rank: int, zigzag: bool = True) -> list[range]:
-    """Return which tokens of a sequence a context-parallel rank holds: consecutive ones, or two zigzag chunks.
+    """Return which tokens of a sequence a context-parallel rank holds: consecutive ones, or two
+    zigzag chunks.
 
-    Zigzag means an early and a late one of 2c chunks, r and 2c - 1 - r: equal work under a causal mask.
+    Zigzag means an early and a late one of 2c chunks, r and 2c - 1 - r: equal work under a causal
+    mask.
 
     >>> tokens_of_rank(8, cp_size=2, cp_rank=0)
     [range(0, 2), range(6, 8)]
@@ -143,13 +157,18 @@ def tokens_of_rank(seq_length: int, cp_size: int, cp_rank: int, zigzag: bool = T
 
 
 def check_sequence_cut(seq_length: int, cp_size: int, zigzag: bool, tp_size: int = 1) -> None:
-    """Raise a ValueError if a sequence cannot be cut among context-parallel ranks, and each part among ``tp_size``."""
+    """Raise a ValueError if a sequence cannot be cut among context-parallel ranks, and each part
+    among ``tp_size``.
+    """
     seq_length = check_size("seq_length", seq_length)
     chunks = 2 * check_size("cp_size", cp_size)
     if not zigzag or cp_size == 1:  # consecutive tokens, or one rank with all of them
         check_divides(cp_size, "seq_length", seq_length, parts_name="cp_size")
     elif seq_length % chunks:
-        cut = f"zigzag chunks: 2 * cp_size={cp_size} = {chunks} does not divide seq_length={seq_length}"
+        cut = (
+            f"zigzag chunks: 2 * cp_size={cp_size} = {chunks} does not divide "
+            f"seq_length={seq_length}"
+        )
         fits = either(multiples_near(seq_length, chunks))
         if seq_length % cp_size == 0:
             fits += ", or zigzag=False"
@@ -161,8 +180,8 @@ def check_sequence_cut(seq_length: int, cp_size: int, zigzag: bool, tp_size: int
 def chunks_of_rank(size: int, tp_size: int, tp_rank: int, stride: int = 1) -> list[range]:
     """Return what a tensor-parallel rank keeps of a dim of this size, by Megatron-LM's stride rule.
 
-    The dim is cut into t * stride chunks, and rank r keeps chunks r, r + t, r + 2t, ... With stride=3, each rank
-    gets the Q, the K and the V of its own heads from a fused [Q; K; V].
+    The dim is cut into t * stride chunks, and rank r keeps chunks r, r + t, r + 2t, ... With
+    stride=3, each rank gets the Q, the K and the V of its own heads from a fused [Q; K; V].
 
     >>> chunks_of_rank(12, tp_size=2, tp_rank=1, stride=3)
     [range(2, 4), range(6, 8), range(10, 12)]
@@ -183,7 +202,8 @@ def check_divides(
 ) -> None:
     """Raise a ValueError if a dim of this size cannot be cut into parts * stride equal chunks.
 
-    Of a size that is given, as by a model's weights, the error does not say which one to use instead.
+    Of a size that is given, as by a model's weights, the error does not say which one to use
+    instead.
 
     >>> check_divides(4, "rows", 10)
     Traceback (most recent call last):
@@ -206,6 +226,8 @@ def check_divides(
 
 
 def multiples_near(number: int, of: int) -> list[int]:
-    """Return the multiples just below and just above a number, without 0: of 4, 8 and 12 are near 10."""
+    """Return the multiples just below and just above a number, without 0: of 4, 8 and 12 are near
+    10.
+    """
     below = number // of * of
     return [multiple for multiple in (below, below + of) if multiple]

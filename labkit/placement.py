@@ -1,8 +1,9 @@
-"""Records how each parameter is sharded: which shard of it a rank has, and which ranks have the same one.
+"""Records how each parameter is sharded: which shard of it a rank has, and which ranks have the
+same one.
 
-The layer that makes a parameter records its placement; data parallelism, the gradient norm and checkpoints read it. It
-belongs to the parameter's name in its module, so a parameter that replaces it (after `to_empty`,
-`load_state_dict(assign=True)`, `deepcopy` or `fully_shard`) gets it too.
+The layer that makes a parameter records its placement; data parallelism, the gradient norm and
+checkpoints read it. It belongs to the parameter's name in its module, so a parameter that replaces
+it (after `to_empty`, `load_state_dict(assign=True)`, `deepcopy` or `fully_shard`) gets it too.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ from labkit.groups import ProcessGroups
 
 @dataclass(frozen=True)
 class Shard:
-    """How one dim is divided among the ranks of a group: by `labkit.partition.chunks_of_rank`, padded at the end."""
+    """How one dim is divided among the ranks of a group: by `labkit.partition.chunks_of_rank`,
+    padded at the end.
+    """
 
     dim: int
     whole_size: int  # without padding
@@ -38,7 +41,10 @@ class FlatShard:
 
 @dataclass(frozen=True)
 class Placement:
-    """How a parameter is sharded and replicated. By default every data-parallel replica has the whole."""
+    """How a parameter is sharded and replicated.
+
+    By default every data-parallel replica has the whole.
+    """
 
     shards: tuple[Shard, ...] = ()  # the dims that are divided
     copy_groups: tuple[
@@ -82,7 +88,9 @@ def set_placement(parameter: torch.Tensor, placement: Placement) -> None:
 
 
 def copy_groups_of(parameter: torch.Tensor, groups: ProcessGroups) -> list[dist.ProcessGroup]:
-    """Return the groups, data-parallel ones included, whose ranks all have the same shard of a parameter."""
+    """Return the groups, data-parallel ones included, whose ranks all have the same shard of a
+    parameter.
+    """
     placement = placement_of(parameter)
     whole = (placement.replica_group or groups.dp_cp,)
     return [*placement.copy_groups, *(placement.flat.replicas if placement.flat else whole)]
@@ -129,6 +137,9 @@ class _Parameters(dict[str, Any]):
 
     def __delitem__(self, name: str) -> None:
         if name in self.placements:
-            gone = f"{self.owner} no longer has its parameter {name!r}, whose placement is recorded by this name"
+            gone = (
+                f"{self.owner} no longer has its parameter {name!r}, whose placement is "
+                "recorded by this name"
+            )
             raise ValueError(f"{gone}: do not use weight_norm or another parametrization on it")
         super().__delitem__(name)

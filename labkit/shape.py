@@ -11,9 +11,11 @@ from labkit.sizes import check_size
 
 @dataclass(frozen=True)
 class GPT:
-    """The shape of a GPT: l layers of width h, sequences of s tokens, a vocabulary of V, and a attention heads.
+    """The shape of a GPT: l layers of width h, sequences of s tokens, a vocabulary of V, and a
+    attention heads.
 
-    The defaults give GPT-2's form, other choices a current one. What does not fit raises a ValueError.
+    The defaults give GPT-2's form, other choices a current one. What does not fit raises a
+    ValueError.
 
     >>> gpt_3 = GPT(num_layers=96, hidden_size=12288, seq_length=2048, vocab_size=51200)
     >>> round(gpt_3.num_parameters / 1e9, 1)
@@ -48,7 +50,9 @@ class GPT:
     num_experts: int | None = (
         None  # per layer with experts, which has them in place of an MLP; none if None
     )
-    top_k: int = 2  # how many experts process a token; if more than one, their probabilities are made to add up to 1
+    # How many experts process a token; if more than one, their probabilities are made to add up to
+    # 1
+    top_k: int = 2
     moe_layer_freq: int = 1  # layers 0, n, 2n, ... have experts
     num_shared_experts: int = 0  # which compute all tokens
     moe_ffn_hidden_size: int | None = None  # width of an expert; that of the MLPs if None
@@ -74,7 +78,10 @@ class GPT:
         if heads is not None:
             check_divides(heads, "hidden_size", self.hidden_size, parts_name="num_attention_heads")
             if self.positions == "rope" and self.hidden_size // heads % 2:
-                fault = f"positions='rope' turns pairs of numbers, but a head has {self.hidden_size // heads}"
+                fault = (
+                    "positions='rope' turns pairs of numbers, but a head has "
+                    f"{self.hidden_size // heads}"
+                )
                 raise ValueError(
                     f"{fault}: use a num_attention_heads that leaves an even head size"
                 )
@@ -120,7 +127,8 @@ class GPT:
 
     @property
     def num_matrix_parameters(self) -> int:
-        """The number of weights in the matrices of a layer without experts, all of which multiply each token.
+        """The number of weights in the matrices of a layer without experts, all of which multiply
+        each token.
 
         In GPT-2's form it is 12 h^2.
         """
@@ -139,7 +147,10 @@ class GPT:
 
     @property
     def flops_per_token(self) -> int:
-        """The FLOPs of a training step per token: forward, and twice that for backward. Source: equation 3 there."""
+        """The FLOPs of a training step per token: forward, and twice that for backward.
+
+        Source: equation 3 there.
+        """
         weights = self.num_layers * self.num_matrix_parameters + self.vocab_size * self.hidden_size
         weights += self._instead_of_mlps(self.top_k)
         return 3 * (2 * weights + 4 * self.num_layers * self.seq_length * self.hidden_size)
@@ -148,7 +159,8 @@ class GPT:
     def num_parameters(self) -> int:
         """P, an exact integer; in GPT-2's form P = 12 l h^2 (1 + 13/(12h) + (V+s)/(12 l h)).
 
-        It leaves out the norm after the last layer, as its source does: arXiv 2104.04473, equation 2.
+        It leaves out the norm after the last layer, as its source does: arXiv 2104.04473, equation
+        2.
         """
         h = self.hidden_size
         up = 2 if self.mlp == "swiglu" else 1
@@ -163,12 +175,16 @@ class GPT:
 
     @property
     def num_active_parameters(self) -> int:
-        """How many parameters process a token: all but those of the experts that it did not choose."""
+        """How many parameters process a token: all but those of the experts that it did
+        not choose.
+        """
         not_chosen = (self.num_experts or self.top_k) - self.top_k
         return self.num_parameters - self.num_moe_layers * not_chosen * self.num_expert_parameters
 
     def _instead_of_mlps(self, num_experts: int) -> int:
-        """Return how many more weights the routers and this many experts per layer have than the MLPs they replace."""
+        """Return how many more weights the routers and this many experts per layer have than the
+        MLPs they replace.
+        """
         router = self.hidden_size * (self.num_experts or 0)
         experts = (num_experts + self.num_shared_experts) * self.num_expert_parameters
         mlp = self._num_mlp_parameters(self.mlp_width)

@@ -12,7 +12,9 @@ MAX_SIZE = (
 
 
 def whole_number(value) -> int | None:
-    """Return `value` as an int (numpy integers included), or None if it is not a whole number; a bool is not."""
+    """Return `value` as an int (numpy integers included), or None if it is not a whole number; a
+    bool is not.
+    """
     is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
     try:
         return None if is_bool else operator.index(value)
@@ -21,7 +23,9 @@ def whole_number(value) -> int | None:
 
 
 def check_size(name: str, value, least: int = 1) -> int:
-    """Return `value` as an int, or raise a ValueError if it is not a whole number from ``least`` to `MAX_SIZE`."""
+    """Return `value` as an int, or raise a ValueError if it is not a whole number from ``least`` to
+    `MAX_SIZE`.
+    """
     number = whole_number(value)
     if number is None:
         raise ValueError(f"{name}={value!r} must be a whole number")
@@ -33,7 +37,9 @@ def check_size(name: str, value, least: int = 1) -> int:
 
 
 def check_number(name: str, value, most: int) -> float:
-    """Return `value` as a float, or raise a ValueError if it is not a number from 0 to ``most``; a bool is not."""
+    """Return `value` as a float, or raise a ValueError if it is not a number from 0 to ``most``; a
+    bool is not.
+    """
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= most:
         raise ValueError(f"{name}={value!r} must be a number from 0 to {most}")
     return float(value)
@@ -47,7 +53,8 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def does_not_divide(name: str, size: int, **factors: int) -> str:
-    """Word the fault of a ``size``, called ``name``, that the product of ``factors`` does not divide.
+    """Word the fault of a ``size``, called ``name``, that the product of ``factors`` does not
+    divide.
 
     >>> does_not_divide("num_layers", 6, pp_size=3, num_chunks=4)
     'pp_size=3 * num_chunks=4 = 12 does not divide num_layers=6'

@@ -1,4 +1,5 @@
-"""A training program made of labkit: it trains a GPT over all five axes at once, whoever started the ranks.
+"""A training program made of labkit: it trains a GPT over all five axes at once, whoever started
+the ranks.
 
 ``import labtrain`` loads no torch: each name below is loaded when it is first asked for.
 """

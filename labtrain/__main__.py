@@ -27,7 +27,9 @@ from labtrain.world import check_same_options, describe_lost_peer, say_once, wor
 
 
 def main() -> int:
-    """Return 0 if all steps are done, 2 if options do not fit, 1 on NaN or out of memory, 130 if interrupted."""
+    """Return 0 if all steps are done, 2 if options do not fit, 1 on NaN or out of memory, 130 if
+    interrupted.
+    """
     try:
         config = read_options()
         if config is None:
@@ -40,7 +42,9 @@ def main() -> int:
             fits = estimate(config, config.check, say=lambda line: print(as_typed(line)))
             return 0 if fits else 2
         trains = isinstance(config, TrainConfig)
-        with world(one_queue=trains and config.one_queue, posts_receives=trains and config.posts_receives):
+        with world(
+            one_queue=trains and config.one_queue, posts_receives=trains and config.posts_receives
+        ):
             return run(config)
     except ValueError as error:  # from bringing the world up
         say_once(f"labtrain: {as_typed(str(error))}")
@@ -51,7 +55,10 @@ def main() -> int:
     except RuntimeError as error:
         if not lost_a_peer(error):
             raise
-        say_once("labtrain: a peer is gone before all ranks have met, so the others end", restart_helps=True)
+        say_once(
+            "labtrain: a peer is gone before all ranks have met, so the others end",
+            restart_helps=True,
+        )
         return 1
 
 
@@ -70,7 +77,9 @@ def options_class() -> type[_Options]:
 
 
 def read_options() -> TrainConfig | str | None:
-    """Return the config, or what is wrong with the options; None if they only ask for help, which is printed."""
+    """Return the config, or what is wrong with the options; None if they only ask for help, which
+    is printed.
+    """
     printed, only_switches = io.StringIO(), (tyro.conf.FlagCreatePairsOff,)
     try:
         with redirect_stdout(printed), redirect_stderr(printed):  # or every rank would say the same
@@ -89,13 +98,19 @@ def read_options() -> TrainConfig | str | None:
 
 
 def run(config: TrainConfig | str) -> int:
-    """Train on a rank of a world that is up, and return the exit code; a text says what is wrong with its options."""
-    is_first_here, folder = local_rank() == 0, config.checkpoint_dir if isinstance(config, TrainConfig) else None
+    """Train on a rank of a world that is up, and return the exit code; a text says what is wrong
+    with its options.
+    """
+    is_first_here, folder = (
+        local_rank() == 0,
+        config.checkpoint_dir if isinstance(config, TrainConfig) else None,
+    )
     try:
         check_same_options(config, options())  # before anything on one rank alone
         assert isinstance(config, TrainConfig)
         floor_nats = config.make_dataset().floor_nats  # the file may be gone when the run ends
-        start = describe_start(config, dist.get_world_size(), floor_nats)  # raises on every rank if sizes do not fit
+        # Raises on every rank if sizes do not fit
+        start = describe_start(config, dist.get_world_size(), floor_nats)
         if is_first_here:  # each node may have a log of its own
             print(start, flush=True)
         steps = train(config)
@@ -107,11 +122,13 @@ def run(config: TrainConfig | str) -> int:
         return 1
     except (RuntimeError, MemoryError) as error:
         if lost_a_peer(error):
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's: this rank ends in a moment by itself
+            # torchrun's: this rank ends in a moment by itself
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             say_once(f"labtrain: {describe_lost_peer(folder)}", restart_helps=True)
             return 1
         is_known = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        if not is_known and "can't allocate memory" not in str(error):  # on a CPU torch raises a plain RuntimeError
+        # On a CPU torch raises a plain RuntimeError
+        if not is_known and "can't allocate memory" not in str(error):
             raise
         way_out = "use a smaller model or --micro-batch-size, or more --tp, --cp or --pp"
         say_once(f"labtrain: out of memory ({error}): {way_out}", restart_helps=True)

@@ -1,7 +1,9 @@
-"""Saves and loads checkpoints that do not depend on the layout: saved on some ranks, resumed on any others.
+"""Saves and loads checkpoints that do not depend on the layout: saved on some ranks, resumed on any
+others.
 
-Each tensor is stored as the whole model has it, under its name; every rank writes and reads its shards of it. A
-checkpoint gets its final name only when it is complete, so a run that is killed while it saves has the one before.
+Each tensor is stored as the whole model has it, under its name; every rank writes and reads its
+shards of it. A checkpoint gets its final name only when it is complete, so a run that is killed
+while it saves has the one before.
 """
 
 import errno
@@ -30,24 +32,34 @@ from labtrain.checkpoint_tensors import State, make_states, tensors_of, without_
 from labtrain.command_line import run_command
 
 DESCRIPTION, LOCK, METADATA = "labkit.json", "labkit.lock", ".metadata"  # the last is torch's
-CHANGED, SHARED = "has changed since it was written", "checkpoint_dir must be a folder that all nodes share"
+CHANGED, SHARED = (
+    "has changed since it was written",
+    ("checkpoint_dir must be a folder that all nodes share"),
+)
 NOT_OURS = "is not the description of a labkit checkpoint"
 FACTS = {"step", "num_samples", "precision", "optimizer", "options", "checksums", "checksum"}
 """What a description says, beside the shape of the model."""
 
 
 @contextmanager
-def claim(folder: str | Path, resume: bool, in_background: bool = False) -> Iterator[Callable[..., None]]:
-    """Keep the folder for this run inside the block, on all ranks together; yield `save`, or `InBackground.save`.
+def claim(
+    folder: str | Path, resume: bool, in_background: bool = False
+) -> Iterator[Callable[..., None]]:
+    """Keep the folder for this run inside the block, on all ranks together; yield `save`, or
+    `InBackground.save`.
 
-    What a killed save left there goes. After the block, the last checkpoint is complete. Raises a ValueError if another
-    run uses the folder, if it has checkpoints that are not resumed, or if it cannot be written.
+    What a killed save left there goes. After the block, the last checkpoint is complete. Raises a
+    ValueError if another run uses the folder, if it has checkpoints that are not resumed, or if it
+    cannot be written.
     """
     folder = Path(folder)
 
     def take() -> None:
         if (folder / DESCRIPTION).exists():
-            raise ValueError(f"checkpoint_dir={folder} is a checkpoint: name the folder that it is in, {folder.parent}")
+            raise ValueError(
+                f"checkpoint_dir={folder} is a checkpoint: name the folder that "
+                f"it is in, {folder.parent}"
+            )
         if folder.is_file():
             raise ValueError(f"checkpoint_dir={folder} is a file: name a folder")
         folder.mkdir(parents=True, exist_ok=True)
@@ -55,11 +67,16 @@ def claim(folder: str | Path, resume: bool, in_background: bool = False) -> Iter
         try:
             fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"checkpoint_dir={folder} is in use by another run: name a different folder") from None
+            raise ValueError(
+                f"checkpoint_dir={folder} is in use by another run: name a different folder"
+            ) from None
         except OSError:
             pass  # a file system without locks
         if not resume and (path := newest(folder)):
-            raise ValueError(f"checkpoint_dir={folder} already has {path.name}: resume it, or name a different folder")
+            raise ValueError(
+                f"checkpoint_dir={folder} already has {path.name}: resume it, "
+                "or name a different folder"
+            )
         for partial in folder.glob("step_*.partial"):
             shutil.rmtree(partial, ignore_errors=True)
 
@@ -69,9 +86,11 @@ def claim(folder: str | Path, resume: bool, in_background: bool = False) -> Iter
 
 
 def save(folder: str | Path, state: State, step: int, num_samples: int, keep: int = 0) -> None:
-    """Write a step's checkpoint, on all ranks together, and leave the ``keep`` newest complete ones there; 0 for all.
+    """Write a step's checkpoint, on all ranks together, and leave the ``keep`` newest complete ones
+    there; 0 for all.
 
-    If it cannot be written, or some files do not arrive in this folder, nothing is left and a ValueError says why.
+    If it cannot be written, or some files do not arrive in this folder, nothing is left and a
+    ValueError says why.
     """
     writer = _Writer(folder, state, step, num_samples, keep)
     with _complete_or_nothing(writer.partial):
@@ -86,16 +105,24 @@ class InBackground(AbstractContextManager["InBackground"]):
     """
 
     def __init__(self):
-        self._group: Any = dist.new_group(backend="gloo", group_desc="checkpoints in the background")
-        dist.barrier(self._group)  # a rank that closed early would hang up on a peer that is still connecting
+        self._group: Any = dist.new_group(
+            backend="gloo", group_desc="checkpoints in the background"
+        )
+        # A rank that closed early would hang up on a peer that is still connecting
+        dist.barrier(self._group)
         self._copies = _Copies()
         self._in_flight: list[tuple[Path, futures.Future]] = []
 
-    def save(self, folder: str | Path, state: State, step: int, num_samples: int, keep: int = 0) -> None:
-        """Copy the values once the checkpoint before is complete; raise what `save` raises if that one has failed."""
+    def save(
+        self, folder: str | Path, state: State, step: int, num_samples: int, keep: int = 0
+    ) -> None:
+        """Copy the values once the checkpoint before is complete; raise what `save` raises if that
+        one has failed.
+        """
         self.wait()
         writer = _Writer(folder, state, step, num_samples, keep)
-        writer.per_thread_copy_ahead = 0  # or the thread would look for tensors on GPU 0, and open a context there
+        # Or the thread would look for tensors on GPU 0, and open a context there
+        writer.per_thread_copy_ahead = 0
         saving: Any = state_dict_saver.async_save(
             dict(tensors_of(state, to_save=True)),
             storage_writer=writer,
@@ -105,8 +132,11 @@ class InBackground(AbstractContextManager["InBackground"]):
         self._in_flight.append((writer.partial, saving))
 
     def wait(self) -> None:
-        """Wait until the checkpoint on its way is complete, and raise what `save` raises if it is not."""
-        futures.wait([future for _, future in self._in_flight])  # if interrupted here, it is still on its way
+        """Wait until the checkpoint on its way is complete, and raise what `save` raises if it is
+        not.
+        """
+        # If interrupted here, it is still on its way
+        futures.wait([future for _, future in self._in_flight])
         while self._in_flight:
             partial, future = self._in_flight.pop()
             with _complete_or_nothing(partial):
@@ -114,10 +144,12 @@ class InBackground(AbstractContextManager["InBackground"]):
 
     def __exit__(self, error_type, *_) -> None:
         try:
-            with suppress(Exception) if error_type else ExitStack():  # the first error is the one to tell
+            # The first error is the one to tell
+            with suppress(Exception) if error_type else ExitStack():
                 self.wait()
         finally:
-            dist.destroy_process_group(vars(self).pop("_group"))  # now, though a traceback may hold this object
+            # Now, though a traceback may hold this object
+            dist.destroy_process_group(vars(self).pop("_group"))
 
 
 class _Copies(staging.AsyncStager):
@@ -145,12 +177,19 @@ class _Copies(staging.AsyncStager):
 
 
 class _Writer(filesystem.FileSystemWriter):
-    """Writes files as torch does, notes their checksums, and renames the folder when all are there."""
+    """Writes files as torch does, notes their checksums, and renames the folder when
+    all are there.
+    """
 
     def __init__(self, folder: str | Path, state: State, step: int, num_samples: int, keep: int):
         self.final, self.keep = Path(folder) / f"step_{step:08d}", keep
         self.partial = self.final.with_suffix(".partial")
-        self.about = {"step": step, "num_samples": num_samples, **_about(state), "options": state.options}
+        self.about = {
+            "step": step,
+            "num_samples": num_samples,
+            **_about(state),
+            "options": state.options,
+        }
         self.about["layout"] = str(state.groups.layout).splitlines()[0]
         super().__init__(self.partial)
 
@@ -160,14 +199,20 @@ class _Writer(filesystem.FileSystemWriter):
             results = super().write_data(plan, planner).value()
         except (OSError, RuntimeError) as error:
             tensors = [item.tensor_data for item in plan.items if item.tensor_data]
-            needed = sum(each.chunk.sizes.numel() * each.properties.dtype.itemsize for each in tensors)
+            needed = sum(
+                each.chunk.sizes.numel() * each.properties.dtype.itemsize for each in tensors
+            )
             left = shutil.disk_usage(self.partial.parent).free
             number = errno.ENOSPC if left < needed else _errno_of(error)
             if number is None:  # not the file system's fault, or nobody says so
                 raise
             why, what = os.strerror(number), f"the files of rank {dist.get_rank()}"
-            raise OSError(number, f"{why}: {what} need {needed:,} bytes, {left:,} are free") from error
-        checksums = {path.name: _checksum(path) for path in self.partial.glob(f"__{dist.get_rank()}_*")}
+            raise OSError(
+                number, f"{why}: {what} need {needed:,} bytes, {left:,} are free"
+            ) from error
+        checksums = {
+            path.name: _checksum(path) for path in self.partial.glob(f"__{dist.get_rank()}_*")
+        }
         written = torch.futures.Future()
         written.set_result((results, checksums))
         return written
@@ -177,13 +222,17 @@ class _Writer(filesystem.FileSystemWriter):
         super().finish(metadata, [of_rank for of_rank, _ in results])
         sums = {name: checksum for _, of_rank in results for name, checksum in of_rank.items()}
         here = sums.keys() & {path.name for path in self.partial.iterdir()}
-        written = {result.storage_data.relative_path for of_rank, _ in results for result in of_rank}
+        written = {
+            result.storage_data.relative_path for of_rank, _ in results for result in of_rank
+        }
         if lost := written - here:
             raise ValueError(f"{self.partial} lacks {min(lost)}: {SHARED}")
         sums[METADATA] = _checksum(self.partial / METADATA)
         described = self.about | {"checksums": sums}
         with open(self.partial / DESCRIPTION, "w") as file:
-            json.dump(described | {"checksum": zlib.crc32(json.dumps(described).encode())}, file, indent=1)
+            json.dump(
+                described | {"checksum": zlib.crc32(json.dumps(described).encode())}, file, indent=1
+            )
             file.flush()
             os.fsync(file.fileno())
         shutil.rmtree(self.final, ignore_errors=True)
@@ -193,7 +242,9 @@ class _Writer(filesystem.FileSystemWriter):
 
 
 def _errno_of(error: BaseException | None) -> int | None:
-    """Return the number of the OSError that led to this one: torch's writer says only "unexpected pos" after it."""
+    """Return the number of the OSError that led to this one: torch's writer says only "unexpected
+    pos" after it.
+    """
     while error is not None:
         if isinstance(error, OSError):
             return error.errno
@@ -203,9 +254,11 @@ def _errno_of(error: BaseException | None) -> int | None:
 
 @contextmanager
 def _complete_or_nothing(partial: Path) -> Iterator[None]:
-    """Turn torch's error, the same on all ranks, into the one to raise; remove what has been written.
+    """Turn torch's error, the same on all ranks, into the one to raise; remove what has been
+    written.
 
-    What the file system refuses is a ValueError with a way out. Anything else is raised as it is: its cause is unknown.
+    What the file system refuses is a ValueError with a way out. Anything else is raised as it is:
+    its cause is unknown.
     """
     try:
         yield
@@ -239,7 +292,8 @@ def step_of(path: Path) -> int:
 
 
 def load_newest(folder: str | Path, state: State) -> tuple[int, int]:
-    """Restore a folder's newest complete checkpoint on every rank, and return its step and samples (0, 0 without one).
+    """Restore a folder's newest complete checkpoint on every rank, and return its step and samples
+    (0, 0 without one).
 
     Raises a ValueError if it is damaged, or has a different model, optimizer, text or seed.
     """
@@ -249,7 +303,9 @@ def load_newest(folder: str | Path, state: State) -> tuple[int, int]:
     if path := found[0]:
         make_states(state.optimizer)
         tensors = dict(tensors_of(state))
-        together(lambda: _check(path, state, {name for name in tensors if name.startswith("model.")}))
+        together(
+            lambda: _check(path, state, {name for name in tensors if name.startswith("model.")})
+        )
         untrained = without_states(state, _saved_names(path))
         for name, parameter in untrained:  # frozen until now, say
             for key in state.optimizer.state[parameter]:
@@ -260,8 +316,14 @@ def load_newest(folder: str | Path, state: State) -> tuple[int, int]:
         step, num_samples = about["step"], about["num_samples"]
         text = f"Resuming after step {step}, from {path.name}"
         before = about["options"]
-        both = [(name, state.options[name], before[name]) for name in state.options.keys() & before if name != "resume"]
-        new = ", ".join(f"{name} is {now} instead of {old}" for name, now, old in sorted(both) if now != old)
+        both = [
+            (name, state.options[name], before[name])
+            for name in state.options.keys() & before
+            if name != "resume"
+        ]
+        new = ", ".join(
+            f"{name} is {now} instead of {old}" for name, now, old in sorted(both) if now != old
+        )
         text += f". From here on {new}" if new else ""
         if names := _on_any_rank(name for name, _ in untrained):
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -293,7 +355,10 @@ def _forget_states(optimizer: torch.optim.Optimizer, parameters: list[nn.Paramet
 
 
 def _check(path: Path, state: State, names: Set[str]) -> None:
-    """Check that a checkpoint is whole, of this model, and has tensors of these names. Ranks share its data files."""
+    """Check that a checkpoint is whole, of this model, and has tensors of these names.
+
+    Ranks share its data files.
+    """
     ours, way_out = _about(state), f"remove {path.name} to resume from the checkpoint before it"
     if not (path / DESCRIPTION).exists():
         raise ValueError(f"rank {dist.get_rank()} does not see {path}: {SHARED}")
@@ -301,7 +366,9 @@ def _check(path: Path, state: State, names: Set[str]) -> None:
     if damage:
         raise ValueError(f"{damage}: {way_out}")
     both = [(name, about.get(name), mine) for name, mine in ours.items()]
-    if differing := [f"{name} is {there} there and {here} here" for name, there, here in both if there != here]:
+    if differing := [
+        f"{name} is {there} there and {here} here" for name, there, here in both if there != here
+    ]:
         way_out = "resume with what is there, or name a different checkpoint_dir"
         raise ValueError(f"{path} does not fit: {'; '.join(differing)}: {way_out}")
     sums = about["checksums"]
@@ -309,11 +376,16 @@ def _check(path: Path, state: State, names: Set[str]) -> None:
     if damage := _damage(path, {name: sums[name] for name in mine}):
         raise ValueError(f"{damage}: {way_out}")
     if missing := sorted(names - _saved_names(path)):
-        raise ValueError(f"{path} has no {missing[0]} ({len(missing)} tensors are missing): it is of a different model")
+        raise ValueError(
+            f"{path} has no {missing[0]} ({len(missing)} tensors are missing): "
+            "it is of a different model"
+        )
 
 
 def _read(path: Path) -> tuple[dict[str, Any], str]:
-    """Return what a checkpoint says of itself, and whether that has changed since, or an empty text."""
+    """Return what a checkpoint says of itself, and whether that has changed since, or an empty
+    text.
+    """
     try:
         about = dict(json.loads((path / DESCRIPTION).read_text()))
     except (OSError, ValueError, TypeError) as error:
@@ -326,7 +398,9 @@ def _read(path: Path) -> tuple[dict[str, Any], str]:
         way_out = "use the version that wrote it, or start a new run in a different folder"
         raise ValueError(f"{fault}: {way_out}")
     checksum = about.pop("checksum")
-    return about, "" if checksum == zlib.crc32(json.dumps(about).encode()) else f"{path / DESCRIPTION} {CHANGED}"
+    return about, "" if checksum == zlib.crc32(
+        json.dumps(about).encode()
+    ) else f"{path / DESCRIPTION} {CHANGED}"
 
 
 def _damage(path: Path, sums: Mapping[str, int]) -> str:
@@ -338,12 +412,17 @@ def _damage(path: Path, sums: Mapping[str, int]) -> str:
 
 
 def together(work: Callable[[], Any], written: str = "") -> None:
-    """Do this rank's work; raise on all ranks if it failed on one. ``written`` names what it writes, if anything."""
+    """Do this rank's work; raise on all ranks if it failed on one.
+
+    ``written`` names what it writes, if anything.
+    """
     error = None
     try:
         work()
     except (ValueError, OSError) as raised:
-        error = unwritable(written, raised) if written and isinstance(raised, OSError) else str(raised)
+        error = (
+            unwritable(written, raised) if written and isinstance(raised, OSError) else str(raised)
+        )
     errors: list[Any] = [error]
     if dist.is_initialized():
         errors *= dist.get_world_size()
@@ -370,31 +449,42 @@ def unwritable(what: str | Path, error: OSError) -> str:
 def _about(state: State) -> dict[str, Any]:
     """Return what must be the same to resume; the layout need not be."""
     inner = getattr(state.optimizer, "inner", None)
-    kind = type(state.optimizer).__name__ if inner is None else f"{type(inner).__name__} with master weights"
+    kind = (
+        type(state.optimizer).__name__
+        if inner is None
+        else (f"{type(inner).__name__} with master weights")
+    )
     dtype = str(next(state.models[0].parameters()).dtype).removeprefix("torch.")
     return {**asdict(state.shape), "precision": dtype, "optimizer": kind, **state.data}
 
 
 def describe(folder: str | Path) -> tuple[Path, dict[str, Any], str]:
-    """Return a checkpoint, or the newest of a folder, what it says of itself, and what is damaged, or an empty text.
+    """Return a checkpoint, or the newest of a folder, what it says of itself, and what is damaged,
+    or an empty text.
 
     Raises a ValueError if there is none, or it does not say.
     """
     path = Path(folder) if (Path(folder) / DESCRIPTION).exists() else newest(folder)
     if path is None:
-        raise ValueError(f"no complete checkpoint is in {folder}: name a folder of checkpoints, or one of them")
+        raise ValueError(
+            f"no complete checkpoint is in {folder}: name a folder of checkpoints, or one of them"
+        )
     about, damage = _read(path)
     return path, about, damage or _damage(path, about["checksums"])
 
 
 def main(folder: str) -> int:
-    """Print what is in a checkpoint, or in the newest of a folder; return 0 if it is whole, otherwise 1."""
+    """Print what is in a checkpoint, or in the newest of a folder; return 0 if it is whole,
+    otherwise 1.
+    """
     try:
         path, about, damage = describe(folder)
     except ValueError as error:
         print(error)
         return 1
-    print(json.dumps({name: value for name, value in about.items() if name != "checksums"}, indent=1))
+    print(
+        json.dumps({name: value for name, value in about.items() if name != "checksums"}, indent=1)
+    )
     whole = f"{path.name} is whole: {len(about['checksums'])} files"
     print(f"{path.name} is damaged: {damage}" if damage else whole)
     return int(bool(damage))

@@ -23,7 +23,9 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 
 @dataclass(frozen=True)
 class State:
-    """What a rank saves and restores: its chunks of the model, their optimizer states, and facts about the run."""
+    """What a rank saves and restores: its chunks of the model, their optimizer states, and facts
+    about the run.
+    """
 
     models: Sequence[nn.Module]
     optimizer: torch.optim.Optimizer
@@ -34,9 +36,12 @@ class State:
 
 
 class SlicedTensor(torch.Tensor):
-    """A whole tensor of which this rank has slices, by the offsets of their first numbers. Operations run on each.
+    """A whole tensor of which this rank has slices, by the offsets of their first numbers.
 
-    The methods with underscores are how torch.distributed.checkpoint asks what it should write or read.
+    Operations run on each.
+
+    The methods with underscores are how torch.distributed.checkpoint asks what it should write or
+    read.
     """
 
     slices: dict[torch.Size, torch.Tensor]
@@ -44,7 +49,9 @@ class SlicedTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, size: Sequence[int], slices: dict[torch.Size, torch.Tensor]) -> "SlicedTensor":
         first = next(iter(slices.values()))
-        tensor = torch.Tensor._make_wrapper_subclass(cls, size, dtype=first.dtype, device=first.device)  # pyright: ignore
+        tensor = torch.Tensor._make_wrapper_subclass(
+            cls, size, dtype=first.dtype, device=first.device
+        )  # pyright: ignore
         tensor.slices = slices
         return tensor
 
@@ -53,9 +60,13 @@ class SlicedTensor(torch.Tensor):
         tensor = next(each for each in args if isinstance(each, SlicedTensor))
 
         def of(offsets: torch.Size) -> list[Any]:
-            return [each.slices[offsets] if isinstance(each, SlicedTensor) else each for each in args]
+            return [
+                each.slices[offsets] if isinstance(each, SlicedTensor) else each for each in args
+            ]
 
-        return SlicedTensor(tensor.size(), {key: func(*of(key), **(kwargs or {})) for key in tensor.slices})
+        return SlicedTensor(
+            tensor.size(), {key: func(*of(key), **(kwargs or {})) for key in tensor.slices}
+        )
 
     def __create_chunk_list__(self) -> list[Any]:
         return [ChunkStorageMetadata(offsets, each.size()) for offsets, each in self.slices.items()]
@@ -77,15 +88,20 @@ def tensors_of(state: State, to_save: bool = False) -> Iterator[tuple[str, torch
 
     Where several ranks have the same numbers, each has its turn to yield some of them ``to_save``.
     """
-    for model in state.models:  # routers have biases that are no parameters; all ranks have the same
+    # Routers have biases that are no parameters; all ranks have the same
+    for model in state.models:
         yield from ((f"model.{name}", buffer) for name, buffer in model.named_buffers())
     parameters = [pair for model in state.models for pair in model.named_parameters()]
-    parameters.sort(key=lambda pair: shape_before_flat(pair[1]).numel())  # so that turns are about equal; same on all
+    # So that turns are about equal; same on all
+    parameters.sort(key=lambda pair: shape_before_flat(pair[1]).numel())
     for number, (name, parameter) in enumerate(parameters):
         if to_save and not is_my_turn(number, parameter, state.groups):
             continue
         named = {f"model.{name}": parameter.detach()}
-        named |= {f"optimizer.{name}.{key}": each for key, each in state.optimizer.state.get(parameter, {}).items()}
+        named |= {
+            f"optimizer.{name}.{key}": each
+            for key, each in state.optimizer.state.get(parameter, {}).items()
+        }
         for key, tensor in named.items():
             if tensor.shape != parameter.shape:  # a count of steps, say
                 yield key, tensor
@@ -94,7 +110,9 @@ def tensors_of(state: State, to_save: bool = False) -> Iterator[tuple[str, torch
 
 
 def is_my_turn(number: int, parameter: nn.Parameter, groups: ProcessGroups) -> bool:
-    """Whether this one of the ranks with the same numbers saves them: they take turns, parameter by parameter."""
+    """Whether this one of the ranks with the same numbers saves them: they take turns, parameter by
+    parameter.
+    """
     for group in copy_groups_of(parameter, groups):
         number, turn = divmod(number, group.size())
         if turn != group.rank():
@@ -102,18 +120,30 @@ def is_my_turn(number: int, parameter: nn.Parameter, groups: ProcessGroups) -> b
     return not placement_of(parameter).is_tied_copy
 
 
-def slices_of(tensor: torch.Tensor, parameter: nn.Parameter) -> Iterator[tuple[torch.Size, torch.Tensor]]:
-    """Yield the slices of a tensor that lies like its parameter, with their offsets in the whole tensor."""
+def slices_of(
+    tensor: torch.Tensor, parameter: nn.Parameter
+) -> Iterator[tuple[torch.Size, torch.Tensor]]:
+    """Yield the slices of a tensor that lies like its parameter, with their offsets in the whole
+    tensor.
+    """
     placement, shape = placement_of(parameter), shape_before_flat(parameter)
     shard_of_dim = {shard.dim: shard for shard in placement.shards}
-    for offsets, block in _blocks(tensor.flatten(), shape, placement.flat.start if placement.flat else 0):
+    for offsets, block in _blocks(
+        tensor.flatten(), shape, placement.flat.start if placement.flat else 0
+    ):
         dims = zip(offsets, block.shape, shape, map(shard_of_dim.get, range(len(shape))))
         for runs in product(*(_runs(*dim) for dim in dims)):
-            yield torch.Size(offset for offset, _ in runs), block[tuple(inside for _, inside in runs)]
+            yield (
+                torch.Size(offset for offset, _ in runs),
+                block[tuple(inside for _, inside in runs)],
+            )
 
 
-def _blocks(numbers: torch.Tensor, shape: Sequence[int], start: int) -> Iterator[tuple[list[int], torch.Tensor]]:
-    """Yield consecutive numbers of a flattened tensor as blocks of it: part of a row, whole rows, part of a row.
+def _blocks(
+    numbers: torch.Tensor, shape: Sequence[int], start: int
+) -> Iterator[tuple[list[int], torch.Tensor]]:
+    """Yield consecutive numbers of a flattened tensor as blocks of it: part of a row, whole rows,
+    part of a row.
 
     ``start`` is the flat index of the first; a row of more than one dim is cut likewise.
 
@@ -137,23 +167,30 @@ def _blocks(numbers: torch.Tensor, shape: Sequence[int], start: int) -> Iterator
 
 
 def _runs(start: int, length: int, size: int, shard: Shard | None) -> Iterator[tuple[int, slice]]:
-    """Yield where an interval of a rank's dim lies in the whole dim, run by run, each with its place in the interval.
+    """Yield where an interval of a rank's dim lies in the whole dim, run by run, each with its
+    place in the interval.
 
-    The dim is cut by the stride rule, so that each fused matrix is cut by itself; padding at the end has no place.
+    The dim is cut by the stride rule, so that each fused matrix is cut by itself; padding at the
+    end has no place.
     """
     if shard is None:
         yield start, slice(0, length)
         return
     tp_size, first = shard.group.size(), 0  # of the chunk in this rank's dim
     for chunk in chunks_of_rank(size * tp_size, tp_size, shard.group.rank(), shard.stride):
-        begin, end = max(start, first), min(start + length, first + min(len(chunk), shard.whole_size - chunk.start))
+        begin, end = (
+            max(start, first),
+            min(start + length, first + min(len(chunk), shard.whole_size - chunk.start)),
+        )
         if begin < end:
             yield chunk.start + begin - first, slice(begin - start, end - start)
         first += len(chunk)
 
 
 def without_states(state: State, saved: Container[str]) -> list[tuple[str, nn.Parameter]]:
-    """Return the parameters whose optimizer states are not all among the ``saved`` names, as if never trained."""
+    """Return the parameters whose optimizer states are not all among the ``saved`` names, as if
+    never trained.
+    """
     found = []
     for name, parameter in (pair for model in state.models for pair in model.named_parameters()):
         keys = state.optimizer.state.get(parameter, {})

@@ -1,4 +1,6 @@
-"""Runs what ``python -m`` starts, and ends quietly when nobody reads what it prints, as with ``| head``."""
+"""Runs what ``python -m`` starts, and ends quietly when nobody reads what it prints, as with
+``| head``.
+"""
 
 import os
 import select
@@ -14,19 +16,22 @@ NOBODY_READS = 128 + signal.SIGPIPE
 def run_command(main: Callable[..., int | None], *arguments: str) -> NoReturn:
     """Call a command's main function, and end the process with the exit code that it returns.
 
-    Python ignores SIGPIPE, as ranks must when a peer has gone; so to print is an error once the reader has left.
+    Python ignores SIGPIPE, as ranks must when a peer has gone; so to print is an error once the
+    reader has left.
     """
     try:
         try:
             code = main(*arguments)
         finally:
-            sys.stdout.flush()  # by itself Python would do so too late for anybody to take the error
+            # By itself Python would do so too late for anybody to take the error
+            sys.stdout.flush()
     except BrokenPipeError:
         abandoned = [stream for stream in (sys.stdout, sys.stderr) if _nobody_reads(stream)]
         if not abandoned:
             raise  # it came from something else, such as a socket
         for stream in abandoned:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # Python prints the rest once more at its end
+            # Python prints the rest once more at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         code = NOBODY_READS
     sys.exit(code)
 

@@ -1,4 +1,5 @@
-"""Holds everything that decides a training run in one object, the same in a notebook and on the command line.
+"""Holds everything that decides a training run in one object, the same in a notebook and on the
+command line.
 
 A field's comment, beside or above it, is what ``--help`` says of the option.
 """
@@ -58,11 +59,14 @@ class TrainConfig:
     num_layers: int = 4  # Transformer layers.
     hidden_size: int = 64  # Width of the hidden states.
     num_attention_heads: int = 4  # Attention heads per layer.
-    num_query_groups: int | None = None  # Heads of keys and values, shared by attention heads; by default as many.
+    # Heads of keys and values, shared by attention heads; by default as many.
+    num_query_groups: int | None = None
     ffn_hidden_size: int | None = None  # Width of the MLPs; by default 4 hidden_size.
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # What normalises the hidden states.
-    mlp: Literal["gelu", "gelu_tanh", "swiglu"] = "gelu"  # What an MLP computes inside; swiglu has a third matrix.
-    positions: Literal["learned", "rope"] = "learned"  # A learned vector for each position, or rotary positions.
+    # What an MLP computes inside; swiglu has a third matrix.
+    mlp: Literal["gelu", "gelu_tanh", "swiglu"] = "gelu"
+    # A learned vector for each position, or rotary positions.
+    positions: Literal["learned", "rope"] = "learned"
     bias: bool = True  # Biases in linear layers.
     tied: bool = True  # The embedding's weight is the output layer's, too.
     norm_eps: float = 1e-5  # What a norm adds to the mean square before its root.
@@ -72,16 +76,20 @@ class TrainConfig:
     moe_layer_freq: int = 1  # Every n-th layer has experts, from the first one on.
     num_shared_experts: int = 0  # Experts beside them that compute all tokens.
     moe_ffn_hidden_size: int | None = None  # Width of an expert; by default that of the MLPs.
-    router_scores: Literal["softmax", "sigmoid"] = "softmax"  # A token's probabilities of experts, from the logits.
-    # Where the auxiliary loss counts choices. What is learned depends on no layout with "sequence", only on
-    # micro_batch_size with "micro_batch"; with "global" on dp too, unless a step is one micro-batch. For the same
-    # coefficient "global" is dp times as strong as Megatron-core's.
+    # A token's probabilities of experts, from the logits.
+    router_scores: Literal["softmax", "sigmoid"] = "softmax"
+    # Where the auxiliary loss counts choices. What is learned depends on no layout with "sequence",
+    # only on micro_batch_size with "micro_batch"; with "global" on dp too, unless a step is one
+    # micro-batch. For the same coefficient "global" is dp times as strong as Megatron-core's.
     aux_loss: Literal["micro_batch", "sequence", "global"] = "micro_batch"
-    aux_loss_coefficient: float = 0.0  # Weight of the auxiliary loss, which evens out the loads of experts; often 0.01.
-    z_loss_coefficient: float = 0.0  # Weight of the routers' z-loss, which keeps logits small; often 0.001.
-    expert_bias_update_rate: float = 0.0  # By which a step moves each expert's bias towards an even load; often 0.001.
-    # An expert drops what is above this multiple of an even load of a rank's tokens, so the loss depends on the layout;
-    # by default nothing is dropped.
+    # Weight of the auxiliary loss, which evens out the loads of experts; often 0.01.
+    aux_loss_coefficient: float = 0.0
+    # Weight of the routers' z-loss, which keeps logits small; often 0.001.
+    z_loss_coefficient: float = 0.0
+    # By which a step moves each expert's bias towards an even load; often 0.001.
+    expert_bias_update_rate: float = 0.0
+    # An expert drops what is above this multiple of an even load of a rank's tokens, so the loss
+    # depends on the layout; by default nothing is dropped.
     capacity_factor: float | None = None
     # A file to learn byte by byte, or by the tokenizer.json of init_from, with its last tenth kept
     # for evaluation. Every epoch has each window of seq_length tokens once, in a new order;
@@ -91,47 +99,74 @@ class TrainConfig:
     # A file of token numbers instead: little-endian ones and nothing else, or an .npy.
     tokens: str | None = None
     vocab_size: int | None = None  # How many tokens the tokenizer of the token file knows.
-    # A folder in Hugging Face's format (GPT-2, Llama, Mistral, Mixtral) to start from. It says the shape; only the
-    # seq_length may be less. With --resume, weights of a checkpoint take the place of its weights.
+    # A folder in Hugging Face's format (GPT-2, Llama, Mistral, Mixtral) to start from. It says the
+    # shape; only the seq_length may be less. With --resume, weights of a checkpoint take the place
+    # of its weights.
     init_from: str | None = None
     # Bits of each number in the token file; by default 16 up to a vocab_size of 65,536, else 32,
     # and a file that looks otherwise is refused. An .npy states it.
     token_bits: Literal[16, 32, 64, None] = None
 
-    tp_size: Annotated[int, ShortOption("--tp")] = 1  # Tensor parallelism: ranks that share each layer.
-    cp_size: Annotated[int, ShortOption("--cp")] = 1  # Context parallelism: ranks that share each sequence.
-    context_parallel: Literal["ring", "ulysses", "all_gather"] = "ring"  # How context-parallel ranks compute attention.
-    zigzag: bool = True  # Each context-parallel rank has an early and a late chunk, not consecutive tokens.
-    pp_size: Annotated[int, ShortOption("--pp")] = 1  # Pipeline parallelism: ranks that the layers are divided among.
-    ep_size: Annotated[int, ShortOption("--ep")] = 1  # Expert parallelism: ranks that share a layer's experts.
+    # Tensor parallelism: ranks that share each layer.
+    tp_size: Annotated[int, ShortOption("--tp")] = 1
+    # Context parallelism: ranks that share each sequence.
+    cp_size: Annotated[int, ShortOption("--cp")] = 1
+    # How context-parallel ranks compute attention.
+    context_parallel: Literal["ring", "ulysses", "all_gather"] = "ring"
+    # Each context-parallel rank has an early and a late chunk, not consecutive tokens.
+    zigzag: bool = True
+    # Pipeline parallelism: ranks that the layers are divided among.
+    pp_size: Annotated[int, ShortOption("--pp")] = 1
+    # Expert parallelism: ranks that share a layer's experts.
+    ep_size: Annotated[int, ShortOption("--ep")] = 1
     # Expert tensor parallelism: ranks that share each expert; by default tp_size.
     expert_tp_size: Annotated[int | None, ShortOption("--expert-tp")] = None
-    # Where these sizes do not fit the ranks that are there, as after a node has died, use the nearest that do: tp, then
-    # cp, ep and expert_tp keep their largest divisors that fit; pp becomes the next larger size that fits, or smaller.
+    # Where these sizes do not fit the ranks that are there, as after a node has died, use the
+    # nearest that do: tp, then cp, ep and expert_tp keep their largest divisors that fit; pp
+    # becomes the next larger size that fits, or smaller.
     fit_ranks: bool = False
-    order: str = "tp-cp-dp-pp"  # Axes of the layout, fastest first; ep may be among them, and is before dp if not.
-    # The order of work in the pipeline. From zero-bubble-v on, rank 0 has the first layers and the last, and so on.
+    # Axes of the layout, fastest first; ep may be among them, and is before dp if not.
+    order: str = "tp-cp-dp-pp"
+    # The order of work in the pipeline. From zero-bubble-v on, rank 0 has the first layers and the
+    # last, and so on.
     schedule: Literal[
-        "gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble-v", "v-half", "v-min", "dualpipe-v"
+        "gpipe",
+        "1f1b",
+        "interleaved",
+        "zero-bubble",
+        "zero-bubble-v",
+        "v-half",
+        "v-min",
+        "dualpipe-v",
     ] = "1f1b"
-    num_chunks: int = 1  # Chunks of layers on each rank, of the interleaved schedule; those in a V always have 2.
-    stage_layers: tuple[int, ...] | None = None  # Layers of each of the pp * chunks stages; by default about equal.
-    first_stage_layers: int | None = None  # Layers of the stage with the embedding; the others share the rest.
+    # Chunks of layers on each rank, of the interleaved schedule; those in a V always have 2.
+    num_chunks: int = 1
+    # Layers of each of the pp * chunks stages; by default about equal.
+    stage_layers: tuple[int, ...] | None = None
+    # Layers of the stage with the embedding; the others share the rest.
+    first_stage_layers: int | None = None
     last_stage_layers: int | None = None  # Layers of the stage with the loss.
-    account_for_embedding_in_pipeline_split: bool = False  # The embedding counts as a layer of the first stage.
-    account_for_loss_in_pipeline_split: bool = False  # The loss counts as a layer of the last stage.
-    sequence_parallel: bool = False  # Also divide what lies between the tensor-parallel layers, along the sequence.
-    zero_stage: Literal[0, 1, 2, 3] = 0  # Replicas divide: 1 the optimizer's states, 2 gradients too, 3 weights too.
-    shard_size: int | None = None  # Divide among this many neighbours, not all replicas: hybrid sharding.
+    # The embedding counts as a layer of the first stage.
+    account_for_embedding_in_pipeline_split: bool = False
+    # The loss counts as a layer of the last stage.
+    account_for_loss_in_pipeline_split: bool = False
+    # Also divide what lies between the tensor-parallel layers, along the sequence.
+    sequence_parallel: bool = False
+    # Replicas divide: 1 the optimizer's states, 2 gradients too, 3 weights too.
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    # Divide among this many neighbours, not all replicas: hybrid sharding.
+    shard_size: int | None = None
     recompute: bool = False  # Keep only each layer's input, and compute the rest again in backward.
 
     # Type of weights and activations; with bfloat16 the optimizer keeps float32 master weights.
     precision: Literal["float32", "float64", "bfloat16"] = "float32"
     learning_rate: float = 3e-3  # The highest learning rate of AdamW.
-    min_learning_rate: float | None = None  # The rate after a cosine's last step; by default a tenth of learning_rate.
+    # The rate after a cosine's last step; by default a tenth of learning_rate.
+    min_learning_rate: float | None = None
     warmup_steps: int = 10  # Steps in which the learning rate rises to its highest value.
     weight_decay: float = 0.1  # Weight decay of AdamW, for matrices only.
-    clip_norm: float = 1.0  # Gradients are scaled down to this global norm; 0 leaves them as they are.
+    # Gradients are scaled down to this global norm; 0 leaves them as they are.
+    clip_norm: float = 1.0
     dropout: float = 0.0  # Probability to drop, in attention and hidden states.
     seed: int = 0  # Decides the weights, the data and the dropout.
 
@@ -139,18 +174,22 @@ class TrainConfig:
     checkpoint_dir: str | None = None  # Where checkpoints are written, and read by --resume.
     save_interval: int = 0  # Steps between checkpoints; 0 for one at the end only.
     keep: int = 0  # Complete checkpoints to keep, the newest ones; 0 keeps all.
-    async_save: bool = False  # Write checkpoints in the background; a step waits only for a copy in the CPU's memory.
-    resume: bool = False  # Continue from the newest complete checkpoint in checkpoint_dir, whatever its layout was.
-    # Minutes after which the run ends early, as it does on SIGTERM and SIGUSR1: it finishes the step and saves.
+    # Write checkpoints in the background; a step waits only for a copy in the CPU's memory.
+    async_save: bool = False
+    # Continue from the newest complete checkpoint in checkpoint_dir, whatever its layout was.
+    resume: bool = False
+    # Minutes after which the run ends early, as it does on SIGTERM and SIGUSR1: it finishes the
+    # step and saves.
     exit_duration: float | None = None
     log_interval: int = 10  # Steps between lines in a log; a terminal shows a bar instead.
-    # A file that gets a JSON object for each step, after what it already has. A resumed run replaces the lines of steps
-    # that it computes again.
+    # A file that gets a JSON object for each step, after what it already has. A resumed run
+    # replaces the lines of steps that it computes again.
     metrics: str | None = None
     tensorboard: str | None = None  # A folder for TensorBoard, if that package is there.
-    check: int | None = None  # Train nothing: say what each of this many ranks would hold, and whether it fits.
-    # With --check: the memory of a GPU in GiB, such as 80, to plan a run on a machine without GPUs; by default that of
-    # this machine's GPUs.
+    # Train nothing: say what each of this many ranks would hold, and whether it fits.
+    check: int | None = None
+    # With --check: the memory of a GPU in GiB, such as 80, to plan a run on a machine without GPUs;
+    # by default that of this machine's GPUs.
     gpu_memory_gib: float | None = None
     # Where each rank writes torch's trace of some steps; ui.perfetto.dev opens it.
     profile_dir: str | None = None
@@ -168,13 +207,21 @@ class TrainConfig:
         shape = self.shape  # which checks its own fields
         for name, kind in get_type_hints(TrainConfig).items():
             value, kinds = getattr(self, name), get_args(kind) or (kind,)
-            known = (True, False) if kind is bool else kinds if get_origin(kind) is Literal else None
+            known = (
+                (True, False) if kind is bool else kinds if get_origin(kind) is Literal else None
+            )
             if known and value not in known:
                 raise ValueError(f"{name}={value!r} is unknown: use {', '.join(map(str, known))}")
             if value is None and type(None) in kinds:
                 continue
             if int in kinds and name != "seed":
-                may_be_0 = name in ("warmup_steps", "eval_interval", "save_interval", "keep", "num_shared_experts")
+                may_be_0 = name in (
+                    "warmup_steps",
+                    "eval_interval",
+                    "save_interval",
+                    "keep",
+                    "num_shared_experts",
+                )
                 object.__setattr__(self, name, check_size(name, value, least=0 if may_be_0 else 1))
             if name in (
                 "learning_rate",
@@ -186,25 +233,38 @@ class TrainConfig:
             ):
                 most = 1_000_000 if name in ("exit_duration", "gpu_memory_gib") else 1000
                 object.__setattr__(self, name, check_number(name, value, most))
-            if name in ("checkpoint_dir", "profile_dir") and (not isinstance(value, str | Path) or value == ""):
+            if name in ("checkpoint_dir", "profile_dir") and (
+                not isinstance(value, str | Path) or value == ""
+            ):
                 raise ValueError(f"{name}={value!r} is not a folder: name one, or leave it out")
         seed = whole_number(self.seed)
         if seed is None or not 0 <= seed < 1 << 63:
-            raise ValueError(f"seed={self.seed!r} must be a whole number from 0 up, of at most 63 bits")
+            raise ValueError(
+                f"seed={self.seed!r} must be a whole number from 0 up, of at most 63 bits"
+            )
         object.__setattr__(self, "seed", seed)
         self._check_training()
         self._check_parallelism(shape)
         self._check_experts(shape)
         if (needed := self.make_dataset().vocab_size) > shape.vocab_size:
-            fault = f"the text has {needed} different tokens, the model in {self.init_from} {shape.vocab_size}"
-            raise ValueError(f"{fault}: give tokens= made by its tokenizer, or put its tokenizer.json there")
+            fault = (
+                f"the text has {needed} different tokens, the model in {self.init_from} "
+                f"{shape.vocab_size}"
+            )
+            raise ValueError(
+                f"{fault}: give tokens= made by its tokenizer, or put its tokenizer.json there"
+            )
 
     def _take_shape(self, folder: str) -> None:
-        """Set the fields of the shape to those of the weights in a folder, which is whole and fits them."""
+        """Set the fields of the shape to those of the weights in a folder, which is whole and fits
+        them.
+        """
         from labtrain import pretrained  # it imports half of torch
 
         theirs = pretrained.read_shape(folder, self.seq_length)
-        for field in (field for field in fields(self) if field.name in {each.name for each in fields(GPT)}):
+        for field in (
+            field for field in fields(self) if field.name in {each.name for each in fields(GPT)}
+        ):
             ours, value = getattr(self, field.name), getattr(theirs, field.name)
             if ours not in (value, field.default) and field.name != "seq_length":
                 fault = f"{field.name}={ours!r} contradicts init_from={folder}, which has {value!r}"
@@ -216,8 +276,14 @@ class TrainConfig:
         if self.learning_rate == 0:
             raise ValueError("learning_rate=0 learns nothing: use a number above 0, such as 0.003")
         if self.lowest_learning_rate > self.learning_rate:
-            fault = f"min_learning_rate={self.min_learning_rate} is above learning_rate={self.learning_rate}"
-            raise ValueError(f"{fault}, so the rate would rise: use at most that, or leave it out for a tenth of it")
+            fault = (
+                f"min_learning_rate={self.min_learning_rate} is above "
+                f"learning_rate={self.learning_rate}"
+            )
+            raise ValueError(
+                f"{fault}, so the rate would rise: use at most that, or leave "
+                "it out for a tenth of it"
+            )
         if not (isinstance(self.dropout, Real) and 0 <= self.dropout < 1):
             raise ValueError(f"dropout={self.dropout!r} must be in [0, 1)")
         if not isinstance(self.text, str | Path):
@@ -227,26 +293,51 @@ class TrainConfig:
             given = "vocab_size" if vocab_size is not None else "token_bits"
             fault = f"{given}={getattr(self, given)} is for a file of tokens"
             raise ValueError(f"{fault}: name one by tokens=, or leave out {given}")
-        if self.tokens is not None and (not isinstance(self.tokens, str | Path) or self.text != "invented"):
-            raise ValueError(f"text={self.text!r} and tokens={self.tokens!r}: name one file, a text or tokens")
+        if self.tokens is not None and (
+            not isinstance(self.tokens, str | Path) or self.text != "invented"
+        ):
+            raise ValueError(
+                f"text={self.text!r} and tokens={self.tokens!r}: name one file, a text or tokens"
+            )
         if self.tokens is not None and self.vocab_size is None:
-            raise ValueError(f"tokens={self.tokens!r} needs the vocab_size of its tokenizer, such as 50257 for GPT-2's")
+            raise ValueError(
+                f"tokens={self.tokens!r} needs the vocab_size of its tokenizer, "
+                "such as 50257 for GPT-2's"
+            )
         if self.gpu_memory_gib is not None and self.check is None:
-            raise ValueError(f"gpu_memory_gib={self.gpu_memory_gib:g} is for check=: give a number of ranks too")
+            raise ValueError(
+                f"gpu_memory_gib={self.gpu_memory_gib:g} is for check=: give a number of ranks too"
+            )
         if self.profile_dir and not self.profiled_steps:
-            found = f"profile_step_start={self.profile_step_start} and profile_step_end={self.profile_step_end}"
-            raise ValueError(f"{found} profile none of {counted(self.steps, 'step')}: use, for example, 1 and 6")
-        if self.checkpoint_dir is None and (self.resume or self.save_interval or self.keep or self.async_save):
+            found = (
+                f"profile_step_start={self.profile_step_start} and "
+                f"profile_step_end={self.profile_step_end}"
+            )
+            raise ValueError(
+                f"{found} profile none of {counted(self.steps, 'step')}: use, for example, 1 and 6"
+            )
+        if self.checkpoint_dir is None and (
+            self.resume or self.save_interval or self.keep or self.async_save
+        ):
             names = ("resume", "save_interval", "keep", "async_save")
             given = next(name for name in names if getattr(self, name))
-            raise ValueError(f"{given}={getattr(self, given)} needs a checkpoint_dir: name a folder")
+            raise ValueError(
+                f"{given}={getattr(self, given)} needs a checkpoint_dir: name a folder"
+            )
 
     def _check_parallelism(self, shape: GPT) -> None:
-        if self.num_chunks not in (1, 2 if self.schedule in V_SHAPED else 1) and self.schedule != "interleaved":
-            fault = f"num_chunks={self.num_chunks} needs schedule='interleaved', not {self.schedule!r}"
+        if (
+            self.num_chunks not in (1, 2 if self.schedule in V_SHAPED else 1)
+            and self.schedule != "interleaved"
+        ):
+            fault = (
+                f"num_chunks={self.num_chunks} needs schedule='interleaved', not {self.schedule!r}"
+            )
             raise ValueError(f"{fault}: use that, or num_chunks=1")
         if self.num_chunks == 1 and self.schedule == "interleaved":
-            raise ValueError("schedule='interleaved' needs num_chunks=2 or more: with one, use '1f1b'")
+            raise ValueError(
+                "schedule='interleaved' needs num_chunks=2 or more: with one, use '1f1b'"
+            )
         num_chunks = 2 if self.schedule in V_SHAPED else self.num_chunks
         if (stages := self.pp_size * num_chunks) > self.num_layers:
             fault = f"pp_size={self.pp_size} * num_chunks={num_chunks} = {stages} stages"
@@ -264,22 +355,43 @@ class TrainConfig:
         if shape.num_moe_layers < shape.num_layers:
             check(self.tp_size, "ffn_hidden_size", shape.mlp_width)
         if self.zero_stage >= 2 and self.schedule in ("zero-bubble", *V_SHAPED):
-            fault = f"zero_stage={self.zero_stage} sends a layer's gradients when its backward is done"
+            fault = (
+                f"zero_stage={self.zero_stage} sends a layer's gradients when its backward is done"
+            )
             how = f"schedule={self.schedule!r} computes those of its weights later"
             raise ValueError(f"{fault}, and {how}: use zero_stage=1, or schedule='1f1b'")
         if self.shard_size is not None and self.zero_stage == 0:
-            raise ValueError(f"shard_size={self.shard_size} shards nothing with zero_stage=0: use 1, 2 or 3")
-        check_sequence_cut(self.seq_length, self.cp_size, self.zigzag, self.tp_size if self.sequence_parallel else 1)
+            raise ValueError(
+                f"shard_size={self.shard_size} shards nothing with zero_stage=0: use 1, 2 or 3"
+            )
+        check_sequence_cut(
+            self.seq_length,
+            self.cp_size,
+            self.zigzag,
+            self.tp_size if self.sequence_parallel else 1,
+        )
         if self.cp_size > 1 and self.dropout:
-            raise ValueError(f"dropout={self.dropout} does not work with cp_size={self.cp_size}: use dropout=0")
+            raise ValueError(
+                f"dropout={self.dropout} does not work with cp_size={self.cp_size}: use dropout=0"
+            )
 
     def _check_experts(self, shape: GPT) -> None:
         """Check what the layers with experts would, before any rank starts."""
         balance, factor = self.balance, self.capacity_factor
         if factor is not None and not (isinstance(factor, Real) and 0 < float(factor) < math.inf):
-            raise ValueError(f"capacity_factor={factor!r} must be a number above 0: leave it out to drop no token")
+            raise ValueError(
+                f"capacity_factor={factor!r} must be a number above 0: leave it "
+                "out to drop no token"
+            )
         if shape.num_experts is None:
-            for name in (*asdict(balance), "top_k", "capacity_factor", "ep_size", "expert_tp_size", "moe_layer_freq"):
+            for name in (
+                *asdict(balance),
+                "top_k",
+                "capacity_factor",
+                "ep_size",
+                "expert_tp_size",
+                "moe_layer_freq",
+            ):
                 if getattr(self, name) != getattr(TrainConfig, name):
                     fault = f"{name}={getattr(self, name)!r} is for experts"
                     raise ValueError(f"{fault}: give num_experts too, or leave {name} out")
@@ -287,7 +399,12 @@ class TrainConfig:
         check = partial(check_divides, is_given=self.init_from is not None)
         check(self.ep_size, "num_experts", shape.num_experts, parts_name="ep_size")
         name = "expert_tp_size" if self.expert_tp_size else "tp_size"
-        check(self.expert_tp_size or self.tp_size, "width of an expert", shape.expert_width, parts_name=name)
+        check(
+            self.expert_tp_size or self.tp_size,
+            "width of an expert",
+            shape.expert_width,
+            parts_name=name,
+        )
         if width := shape.num_shared_experts * shape.expert_width:
             check(self.tp_size, "width of shared experts", width)
 
@@ -295,40 +412,64 @@ class TrainConfig:
         """Return the ranks on their two grids.
 
         Raises:
-            ValueError: the sizes do not divide the world, or replicas cannot share the batch, or shard_size them.
+            ValueError: the sizes do not divide the world, or replicas cannot share the batch, or
+                shard_size them.
         """
         experts: dict = dict(ep_size=self.ep_size, expert_tp_size=self.expert_tp_size)
-        layout = ParallelLayout(world_size, self.tp_size, self.pp_size, self.cp_size, self.order, **experts)
+        layout = ParallelLayout(
+            world_size, self.tp_size, self.pp_size, self.cp_size, self.order, **experts
+        )
         rows_at_once = layout.dp_size * self.micro_batch_size
         if self.batch_size % rows_at_once:
             found = f"dp_size={layout.dp_size} * micro_batch_size={self.micro_batch_size}"
             fits = either(multiples_near(self.batch_size, rows_at_once))
-            raise ValueError(f"{found} does not divide batch_size={self.batch_size}: use batch_size {fits}")
+            raise ValueError(
+                f"{found} does not divide batch_size={self.batch_size}: use batch_size {fits}"
+            )
         if self.shard_size is not None:
             layout.shard_groups(self.shard_size)
         return layout
 
     def fitted(self, world_size: int) -> "TrainConfig":
-        """Return this config; with ``fit_ranks``, one with the nearest sizes that fit, by the rule at that field.
+        """Return this config; with ``fit_ranks``, one with the nearest sizes that fit, by the rule
+        at that field.
 
-        Tensor groups of a divisor stay inside the nodes that the old ones were in; with a larger pp no rank holds more
-        layers than before. If no sizes fit, a ValueError names a smaller number of ranks for which some do.
+        Tensor groups of a divisor stay inside the nodes that the old ones were in; with a larger pp
+        no rank holds more layers than before. If no sizes fit, a ValueError names a smaller number
+        of ranks for which some do.
         """
         if not self.fit_ranks or (fitted := self._nearest(world_size)) == self:
             return self
         if fitted is None:
-            fewer = next((number for number in range(world_size - 1, 0, -1) if self._nearest(number)), None)
-            way_out = f"use {counted(fewer, 'rank')}" if fewer else "use a batch_size that micro_batch_size divides"
-            way_out += f", or leave out stage_layers, which keep pp_size={self.pp_size}" if self.stage_layers else ""
-            raise ValueError(f"fit_ranks: no tp, cp and pp fit {counted(world_size, 'rank')}: {way_out}")
+            fewer = next(
+                (number for number in range(world_size - 1, 0, -1) if self._nearest(number)), None
+            )
+            way_out = (
+                f"use {counted(fewer, 'rank')}"
+                if fewer
+                else ("use a batch_size that micro_batch_size divides")
+            )
+            way_out += (
+                f", or leave out stage_layers, which keep pp_size={self.pp_size}"
+                if self.stage_layers
+                else ""
+            )
+            raise ValueError(
+                f"fit_ranks: no tp, cp and pp fit {counted(world_size, 'rank')}: {way_out}"
+            )
         return fitted
 
     def _nearest(self, world_size: int) -> "TrainConfig | None":
         """Return the config with the nearest sizes that fit, or None."""
-        tp_sizes, cp_sizes, ep_sizes = (divisors(n)[::-1] for n in (self.tp_size, self.cp_size, self.ep_size))
+        tp_sizes, cp_sizes, ep_sizes = (
+            divisors(n)[::-1] for n in (self.tp_size, self.cp_size, self.ep_size)
+        )
         expert_tp_sizes = divisors(self.expert_tp_size)[::-1] if self.expert_tp_size else [None]
-        pp_sizes = sorted(divisors(world_size), key=lambda size: (size < self.pp_size, abs(size - self.pp_size)))
-        shard_sizes = dict.fromkeys([self.shard_size, None])  # not smaller: each rank would hold more
+        pp_sizes = sorted(
+            divisors(world_size), key=lambda size: (size < self.pp_size, abs(size - self.pp_size))
+        )
+        # Not smaller: each rank would hold more
+        shard_sizes = dict.fromkeys([self.shard_size, None])
         names = "tp_size", "cp_size", "ep_size", "expert_tp_size", "pp_size", "shard_size"
         for sizes in product(tp_sizes, cp_sizes, ep_sizes, expert_tp_sizes, pp_sizes, shard_sizes):
             with suppress(ValueError):
@@ -338,14 +479,19 @@ class TrainConfig:
         return None
 
     def check_memory(self, ranks_here: int) -> None:
-        """Raise a ValueError if the weights alone are more than this node's memory: to make them would take hours."""
+        """Raise a ValueError if the weights alone are more than this node's memory: to make them
+        would take hours.
+        """
         memory = node_memory_bytes()
         shape, expert_ranks = self.shape, self.ep_size * (self.expert_tp_size or self.tp_size)
         experts = shape.num_moe_layers * (shape.num_experts or 0) * shape.num_expert_parameters
         parameters = (shape.num_parameters - experts) / self.tp_size + experts / expert_ranks
         weights = parameters * self.dtype.itemsize / self.pp_size * ranks_here
         if weights > memory:
-            fault = f"the weights of {counted(ranks_here, 'rank')}, {weights / 1e9:,.0f} GB, are more than this node's"
+            fault = (
+                f"the weights of {counted(ranks_here, 'rank')}, {weights / 1e9:,.0f} GB, "
+                "are more than this node's"
+            )
             way_out = "use a smaller model, or a larger tp_size, pp_size or ep_size over more nodes"
             raise ValueError(f"{fault} {memory / 1e9:,.0f} GB of memory: {way_out}")
 
@@ -355,7 +501,9 @@ class TrainConfig:
 
     def make_schedule(self, world_size: int) -> Schedule:
         """Return what each rank of a pipeline does in a step."""
-        return SCHEDULES[self.schedule](self.pp_size, self.num_micro_batches(world_size), self.num_chunks)
+        return SCHEDULES[self.schedule](
+            self.pp_size, self.num_micro_batches(world_size), self.num_chunks
+        )
 
     def make_dataset(self) -> InventedText | TokenFile:
         """Return what there is to learn."""
@@ -372,25 +520,39 @@ class TrainConfig:
         """How many layers each stage of the pipeline has."""
         num_stages = self.pp_size * (2 if self.schedule in V_SHAPED else self.num_chunks)
         given = self.stage_layers, self.first_stage_layers, self.last_stage_layers
-        counts = self.account_for_embedding_in_pipeline_split, self.account_for_loss_in_pipeline_split
+        counts = (
+            self.account_for_embedding_in_pipeline_split,
+            self.account_for_loss_in_pipeline_split,
+        )
         return split_layers(self.num_layers, num_stages, *given, *counts)
 
     @property
     def profiled_steps(self) -> range:
         """The numbers of the steps that are profiled."""
-        return range(self.profile_step_start, min(self.profile_step_end, self.steps + 1) if self.profile_dir else 0)
+        return range(
+            self.profile_step_start,
+            min(self.profile_step_end, self.steps + 1) if self.profile_dir else 0,
+        )
 
     @property
     def shape(self) -> GPT:
         """The model's shape; its vocabulary is that of the text or the tokens."""
-        vocab_size = self.vocab_size or (InventedText if self.text == "invented" else TokenFile).vocab_size
-        given = {field.name: getattr(self, field.name) for field in fields(GPT) if field.name != "vocab_size"}
+        vocab_size = (
+            self.vocab_size or (InventedText if self.text == "invented" else TokenFile).vocab_size
+        )
+        given = {
+            field.name: getattr(self, field.name)
+            for field in fields(GPT)
+            if field.name != "vocab_size"
+        }
         return GPT(vocab_size=vocab_size, **given)
 
     @property
     def balance(self) -> LoadBalancing:
         """How the loads of experts are kept even."""
-        return LoadBalancing(**{field.name: getattr(self, field.name) for field in fields(LoadBalancing)})
+        return LoadBalancing(
+            **{field.name: getattr(self, field.name) for field in fields(LoadBalancing)}
+        )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -404,12 +566,16 @@ class TrainConfig:
 
     @property
     def one_queue(self) -> bool:
-        """Whether a GPU should start all kernels in the order in which they are launched (`labkit.device.prepare_gpu`).
+        """Whether a GPU should start all kernels in the order in which they are launched
+        (`labkit.device.prepare_gpu`).
 
-        Fully sharded it should not: messages and products would wait for each other (so says the guide of
-        Megatron-FSDP). Nor with a pipeline, whose receives are launched long before their messages come.
+        Fully sharded it should not: messages and products would wait for each other (so says the
+        guide of Megatron-FSDP). Nor with a pipeline, whose receives are launched long before their
+        messages come.
         """
-        return self.tp_size > 1 and self.pp_size == 1 and self.zero_stage == 0 and not self.fit_ranks
+        return (
+            self.tp_size > 1 and self.pp_size == 1 and self.zero_stage == 0 and not self.fit_ranks
+        )
 
     @property
     def posts_receives(self) -> bool:
@@ -417,7 +583,9 @@ class TrainConfig:
         return self.pp_size > 1 or self.fit_ranks
 
     def learning_rate_at(self, step: int) -> float:
-        """Return the rate of a step, counted from 0: it rises linearly, then falls along half a cosine."""
+        """Return the rate of a step, counted from 0: it rises linearly, then falls along half a
+        cosine.
+        """
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
         done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)

@@ -1,4 +1,5 @@
-"""Provides what the small GPT learns: an invented text with a known best loss, any file, or a file of tokens.
+"""Provides what the small GPT learns: an invented text with a known best loss, any file, or a file
+of tokens.
 
 Each sample follows from its number alone, so the order of the data does not depend on who reads it.
 """
@@ -16,7 +17,9 @@ import numpy as np
 
 LETTERS = " abcdefghijklmnopqrstuvwxyz"
 EVALUATION_SAMPLES = 1 << 40
-"""Samples from this number on are for evaluation: no run trains on them, or on that end of a file."""
+"""Samples from this number on are for evaluation: no run trains on them, or on that end
+of a file.
+"""
 
 STRETCH = 1 << 14  # numbers at the beginning, in the middle and at the end that tell their width
 CHUNK = 1 << 20  # numbers read at once where a whole file is checked
@@ -24,10 +27,11 @@ OTHER_TOKENIZERS = ("vocab.json", "merges.txt", "vocab.txt", "*.model", "*.tikto
 
 
 class InventedText:
-    """A random sequence of ``num_words`` invented words, the n-th of them 1/n as frequent as the first (Zipf's law).
+    """A random sequence of ``num_words`` invented words, the n-th of them 1/n as frequent as the
+    first (Zipf's law).
 
-    A reader who knows the words can predict the letters inside a word, but not which word comes next. So the loss has a
-    floor above zero, which can be computed.
+    A reader who knows the words can predict the letters inside a word, but not which word comes
+    next. So the loss has a floor above zero, which can be computed.
     """
 
     vocab_size = len(LETTERS)
@@ -49,7 +53,9 @@ class InventedText:
 
     @property
     def floor_nats(self) -> float:
-        """The loss per letter that no model can beat in the long run: a word's entropy over its mean length."""
+        """The loss per letter that no model can beat in the long run: a word's entropy over its
+        mean length.
+        """
         return float(-(self.frequency @ np.log(self.frequency)) / (self.frequency @ self._lengths))
 
     def sample(self, number: int, num_tokens: int) -> np.ndarray:
@@ -93,7 +99,10 @@ class TokenFile:
     floor_nats = None
 
     def __post_init__(self):
-        path, name = Path(self.path), f"the {'text' if self.bits == 8 else 'token file'} {self.path}"
+        path, name = (
+            Path(self.path),
+            (f"the {'text' if self.bits == 8 else 'token file'} {self.path}"),
+        )
         bits = self.bits or (16 if self.vocab_size <= 1 << 16 else 32)
         try:
             if path.exists() and not path.is_file():
@@ -119,11 +128,15 @@ class TokenFile:
         """Return the tokens of sample ``number``: [num_tokens].
 
         Raises:
-            ValueError: the file is shorter than two samples (one is for evaluation), or a token is out of range.
+            ValueError: the file is shorter than two samples (one is for evaluation), or a token is
+                out of range.
         """
         size, unit = len(self._tokens), "bytes" if self.bits == 8 else "tokens"
         if size < 2 * num_tokens:
-            fault = f"has {size} {unit}, but a sample takes {num_tokens}, and one more is kept for evaluation"
+            fault = (
+                f"has {size} {unit}, but a sample takes {num_tokens}, and one more is "
+                "kept for evaluation"
+            )
             advice = f"name a file of at least {2 * num_tokens} {unit}, or use a shorter sequence"
             raise ValueError(f"{self.path} {fault}: {advice}")
         kept = max(size // 10, num_tokens)
@@ -171,7 +184,9 @@ class TokenFile:
 
     @property
     def fingerprint(self) -> str:
-        """What tells this file from others: its length, and a checksum of the numbers at its two ends."""
+        """What tells this file from others: its length, and a checksum of the numbers at its two
+        ends.
+        """
         ends = self._tokens[: 1 << 20].tobytes() + self._tokens[-1 << 20 :].tobytes()
         unit = "bytes" if self.bits == 8 else f"{self.bits}-bit tokens"
         return f"{len(self._tokens)} {unit} with checksum {zlib.crc32(ends):08x}"
@@ -333,7 +348,9 @@ def _encoded(path: Path, tokenizer: str | Path, *times: int) -> np.ndarray:
     try:
         loaded = Tokenizer.from_file(str(tokenizer))
     except Exception as error:  # it raises nothing more special
-        raise ValueError(f"{tokenizer} cannot be read ({error}): give a file of tokens instead") from None
+        raise ValueError(
+            f"{tokenizer} cannot be read ({error}): give a file of tokens instead"
+        ) from None
     # A file remembers how its tokenizer was last called. transformers, too, forgets these two.
     loaded.no_truncation()
     loaded.no_padding()

@@ -50,7 +50,9 @@ def estimate(config: TrainConfig, world_size: int, say: Callable[[str], None] = 
     needed = max(totals) if on_gpu else sum(totals) * world_size / layout.pp_size
     there, what = _memory(config, world_size)
     fits = "fits" if needed <= there else "does not fit"
-    advice = "" if on_gpu else " To compare with a GPU, say how much memory it has: gpu_memory_gib=80."
+    advice = (
+        "" if on_gpu else (" To compare with a GPU, say how much memory it has: gpu_memory_gib=80.")
+    )
     say(f"This {fits} {what}: {gib(needed)} of {gib(there)}.{advice}")
     return needed <= there
 
@@ -67,7 +69,8 @@ def _memory(config: TrainConfig, world_size: int) -> tuple[float, str]:
 def what_a_rank_holds(
     config: TrainConfig, world_size: int, pp_rank: int, on_gpu: bool = False
 ) -> tuple[int, MemoryEstimate]:
-    """Return how many parameters a rank of a pipeline has before replicas divide them, and the bytes that it holds.
+    """Return how many parameters a rank of a pipeline has before replicas divide them, and the
+    bytes that it holds.
 
     A GPU's kernels keep less than a CPU's for the same layer.
     """
@@ -86,10 +89,21 @@ def what_a_rank_holds(
                 module._buffers[name] = torch.empty_like(buffer, device="cpu")
         own = {p.untyped_storage()._cdata for model in models for p in model.parameters()}
         kept = [_kept_bytes(model, own, config) for model in models]
-        parameters = [(p.numel(), placement_of(p).replica_group) for model in models for p in model.parameters()]
-        shard = sum(size / (groups.expert_shard if group else groups.shard).size() for size, group in parameters)
+        parameters = [
+            (p.numel(), placement_of(p).replica_group)
+            for model in models
+            for p in model.parameters()
+        ]
+        shard = sum(
+            size / (groups.expert_shard if group else groups.shard).size()
+            for size, group in parameters
+        )
     whole = sum(size for size, _ in parameters)
-    unit = max(sum(p.numel() for p in each.parameters()) for model in models for each in [*model.units, nn.Module()])
+    unit = max(
+        sum(p.numel() for p in each.parameters())
+        for model in models
+        for each in [*model.units, nn.Module()]
+    )
     weight, stage = config.dtype.itemsize, config.zero_stage
     gradient, moments = max(weight, 4), 12 if config.precision == "bfloat16" else 2 * weight
     held = MemoryEstimate(
@@ -105,17 +119,23 @@ class _Kept(NamedTuple):
     """The bytes that autograd keeps of one micro-batch in a stage."""
 
     layers: int  # by the layers and what is before them, until their backward
-    head: int  # by what is after them: the last norm, the logits and the loss, whose backward is next
+    # By what is after them: the last norm, the logits and the loss, whose backward is next
+    head: int
     again: int  # by the largest layer while it is computed again; 0 without recomputation
 
 
 def _activation_bytes(kept: list[_Kept], in_flight: int) -> float:
-    """Return the most that a rank keeps of its stages' micro-batches, each of which counts as their mean.
+    """Return the most that a rank keeps of its stages' micro-batches, each of which counts as their
+    mean.
 
     One micro-batch at a time is in the head, and one layer at a time is computed again.
     """
     of_a_micro_batch = sum(stage.layers for stage in kept) / len(kept)
-    return in_flight * of_a_micro_batch + sum(stage.head for stage in kept) + max(stage.again for stage in kept)
+    return (
+        in_flight * of_a_micro_batch
+        + sum(stage.head for stage in kept)
+        + max(stage.again for stage in kept)
+    )
 
 
 def _kept_bytes(model: ParallelGPT, own: set[int], config: TrainConfig) -> _Kept:
@@ -134,7 +154,8 @@ _HEAD = "head"
 
 
 def _bytes_by_part(model: ParallelGPT, own: set[int], config: TrainConfig) -> Counter[str]:
-    """Return what autograd keeps of one micro-batch by layer, each memory once, without the ``own`` weights.
+    """Return what autograd keeps of one micro-batch by layer, each memory once, without the ``own``
+    weights.
 
     The embedding counts as a part with an empty name, and all after the last layer as the head.
     """
@@ -153,10 +174,15 @@ def _bytes_by_part(model: ParallelGPT, own: set[int], config: TrainConfig) -> Co
         nonlocal part
         part = name
 
-    hooks = [layer.register_forward_pre_hook(lambda *_, name=name: enter(name)) for name, layer in model.layers.items()]
+    hooks = [
+        layer.register_forward_pre_hook(lambda *_, name=name: enter(name))
+        for name, layer in model.layers.items()
+    ]
     if model.is_last:
         hooks.append(model.norm.register_forward_pre_hook(lambda *_: enter(_HEAD)))
-    tokens = torch.zeros(config.micro_batch_size, config.seq_length // config.cp_size, dtype=torch.long)
+    tokens = torch.zeros(
+        config.micro_batch_size, config.seq_length // config.cp_size, dtype=torch.long
+    )
     dtype, hidden = model.activation_spec(tokens)
     x = tokens if model.is_first else torch.zeros(hidden, dtype=dtype, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
@@ -170,27 +196,37 @@ def _bytes_by_part(model: ParallelGPT, own: set[int], config: TrainConfig) -> Co
 
 @contextmanager
 def _kernels_of_a_gpu() -> Iterator[None]:
-    """Let CPU tensors keep what a GPU's would: its kernels for RMSNorm, dropout and attention keep less."""
+    """Let CPU tensors keep what a GPU's would: its kernels for RMSNorm, dropout and attention keep
+    less.
+    """
     dropout, attention = F.dropout, F.scaled_dot_product_attention
 
     def rms_norm(x, shape, weight, eps):
-        return F.layer_norm(x, shape, weight, eps=eps)  # keeps its input and few numbers, as RMSNorm does there
+        # Keeps its input and few numbers, as RMSNorm does there
+        return F.layer_norm(x, shape, weight, eps=eps)
 
     def with_a_mask_of_bytes(x, p=0.5, training=True, inplace=False):
-        return torch.native_dropout(x, p, training)[0] if training and p else dropout(x, p, training, inplace)
+        return (
+            torch.native_dropout(x, p, training)[0]
+            if training and p
+            else dropout(x, p, training, inplace)
+        )
 
     def without_scores(*args, dropout_p=0.0, **options):
         return attention(*args, **options)
 
     norms = patch.object(ReplicatedRMSNorm, "normalise", staticmethod(rms_norm))
-    functions = patch.multiple(F, dropout=with_a_mask_of_bytes, scaled_dot_product_attention=without_scores)
+    functions = patch.multiple(
+        F, dropout=with_a_mask_of_bytes, scaled_dot_product_attention=without_scores
+    )
     with norms, functions:
         yield
 
 
 @contextmanager
 def _even_loads() -> Iterator[None]:
-    """Let experts compute fake tensors, whose choices nobody knows: each rank gets as many rows as it sends.
+    """Let experts compute fake tensors, whose choices nobody knows: each rank gets as many rows as
+    it sends.
 
     Nor does anybody know the seeds of dropout.
     """
@@ -198,12 +234,16 @@ def _even_loads() -> Iterator[None]:
     def dispatch(x, experts, num_experts, groups):
         num_rows, size = experts.numel() * groups.expert_tp.size(), groups.tp_ep.size()
         splits = [num_rows * (rank + 1) // size - num_rows * rank // size for rank in range(size)]
-        slots, ends = torch.arange(num_rows) // groups.expert_tp.size(), torch.zeros(num_experts // groups.ep.size())
+        slots, ends = (
+            torch.arange(num_rows) // groups.expert_tp.size(),
+            torch.zeros(num_experts // groups.ep.size()),
+        )
         rows = all_to_all(x[slots // experts.size(-1)], groups.tp_ep, splits, splits)
         return rows, layer.Exchange(slots, splits, splits, torch.arange(num_rows), ends)
 
     def product(a, b, ends):
-        experts = (len(ends),) if b.dim() == 2 else ()  # the gradient of their weights has one matrix for each
+        # The gradient of their weights has one matrix for each
+        experts = (len(ends),) if b.dim() == 2 else ()
         return a.new_empty(*experts, len(a), b.size(-1))
 
     of_experts = patch.multiple(layer, dispatch=dispatch, _grouped_product=product)
@@ -212,11 +252,17 @@ def _even_loads() -> Iterator[None]:
 
 
 @contextmanager
-def _fake_groups(layout: ParallelLayout, pp_rank: int, shard_size: int | None) -> Iterator[ProcessGroups]:
+def _fake_groups(
+    layout: ParallelLayout, pp_rank: int, shard_size: int | None
+) -> Iterator[ProcessGroups]:
     """Yield the groups of the first rank of a stage, whose collectives do nothing."""
     sizes = {name: math.prod(map(layout.size, axes)) for name, axes in AXES_OF_GROUP.items()}
     shard_size = shard_size or sizes["dp_cp"]
-    sizes |= {"embedding": 1, "shard": shard_size, "expert_shard": sizes["expert_dp"] * shard_size // sizes["dp_cp"]}
+    sizes |= {
+        "embedding": 1,
+        "shard": shard_size,
+        "expert_shard": sizes["expert_dp"] * shard_size // sizes["dp_cp"],
+    }
     groups: dict = {name: _fake_group(size) for name, size in sizes.items()}
     ranks = {group: {rank: rank for rank in range(group.size())} for group in groups.values()}
     with patch.dict(dist.distributed_c10d._world.pg_group_ranks, ranks):

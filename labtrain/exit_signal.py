@@ -1,4 +1,6 @@
-"""Ends a run before its last step: after SIGTERM, SIGUSR1 or a given time, once the step in flight is finished."""
+"""Ends a run before its last step: after SIGTERM, SIGUSR1 or a given time, once the step in flight
+is finished.
+"""
 
 import math
 import signal
@@ -6,11 +8,14 @@ import threading
 import time
 from contextlib import AbstractContextManager
 
-_SIGNALS = signal.SIGTERM, signal.SIGUSR1  # Kubernetes and torchrun send the first, Slurm either, before they kill
+# Kubernetes and torchrun send the first, Slurm either, before they kill
+_SIGNALS = signal.SIGTERM, signal.SIGUSR1
 
 
 class ExitSignal(AbstractContextManager["ExitSignal"]):
-    """Inside the block, a signal no longer ends this rank: ``reason`` says that it came. All ranks must then agree.
+    """Inside the block, a signal no longer ends this rank: ``reason`` says that it came.
+
+    All ranks must then agree.
 
     Args:
         minutes: after this time there is a reason too; None for never.
@@ -24,7 +29,9 @@ class ExitSignal(AbstractContextManager["ExitSignal"]):
     @property
     def reason(self) -> str:
         """Why this rank wants to end; empty if it does not."""
-        return self._signal or (f"{self.minutes:g} minutes" if time.monotonic() >= self._deadline else "")
+        return self._signal or (
+            f"{self.minutes:g} minutes" if time.monotonic() >= self._deadline else ""
+        )
 
     def __enter__(self) -> "ExitSignal":
         if threading.current_thread() is threading.main_thread():  # only there may handlers be set

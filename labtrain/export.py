@@ -1,6 +1,8 @@
-"""Writes a checkpoint in Hugging Face's format: ``python -m labtrain.export CHECKPOINT FOLDER``, in one process.
+"""Writes a checkpoint in Hugging Face's format: ``python -m labtrain.export CHECKPOINT FOLDER``, in
+one process.
 
-It reads one parameter after the other, so it needs memory for one file of the result, not for the model.
+It reads one parameter after the other, so it needs memory for one file of the result, not for the
+model.
 """
 
 import sys
@@ -19,11 +21,13 @@ from labtrain.command_line import run_command
 
 
 def export(source: str | Path, folder: str | Path, **options: Any) -> str:
-    """Write a checkpoint, or the newest of a folder, into a new folder; return one line that says what is there.
+    """Write a checkpoint, or the newest of a folder, into a new folder; return one line that says
+    what is there.
 
-    Where the run started from a folder in that format, `labtrain.pretrained.write` copies its tokenizer and more, if it
-    is still there and of the same model; the line says what was not found. ValueErrors are those of
-    `labtrain.pretrained.save`, or say that the checkpoint is damaged.
+    Where the run started from a folder in that format, `labtrain.pretrained.write` copies its
+    tokenizer and more, if it is still there and of the same model; the line says what was not
+    found. ValueErrors are those of `labtrain.pretrained.save`, or say that the checkpoint is
+    damaged.
     """
     path, about, damage = checkpoint.describe(source)
     if damage:
@@ -39,28 +43,47 @@ def export(source: str | Path, folder: str | Path, **options: Any) -> str:
         return tensors[f"model.{name}"]
 
     buffers = pretrained.on_meta(shape).named_buffers()
-    pretrained.check_biases((name, read(name, buffer.shape, buffer.dtype)) for name, buffer in buffers)
+    pretrained.check_biases(
+        (name, read(name, buffer.shape, buffer.dtype)) for name, buffer in buffers
+    )
     like, notes = _start(about["options"], shape)
-    pretrained.write(folder, shape, dtype, lambda name, _: read(name, sizes[name], dtype), like, **options)
+    pretrained.write(
+        folder, shape, dtype, lambda name, _: read(name, sizes[name], dtype), like, **options
+    )
     line = f"{folder}: {shape.num_parameters:,} parameters in {about['precision']}, of {path.name}"
     return ". ".join([line, *notes])
 
 
 def _start(run: Mapping[str, Any], shape: GPT) -> tuple[str | None, list[str]]:
-    """Return the folder that a run started from, if the model is still of its form, and what to say of the rest."""
+    """Return the folder that a run started from, if the model is still of its form, and what to say
+    of the rest.
+    """
     start, notes = run.get("init_from"), []
     if run.get("capacity_factor"):
-        notes.append(f"With capacity_factor={run['capacity_factor']} tokens were dropped; transformers drops none")
+        notes.append(
+            f"With capacity_factor={run['capacity_factor']} tokens were dropped; "
+            "transformers drops none"
+        )
     if start is None:
         return None, notes
     try:
         pretrained.config_like(shape, start)
     except ValueError as error:
-        fault = f"Nothing is copied from init_from={start}, so there is no tokenizer and no end-of-text token"
-        return None, [*notes, f"{fault}, and the longest sequence is the run's {shape.seq_length} tokens: {error}"]
-    if not any(path.name.startswith(("tokenizer.", "vocab.")) for path in pretrained.copied_files(start)):
+        fault = (
+            f"Nothing is copied from init_from={start}, so there is no tokenizer and no "
+            "end-of-text token"
+        )
+        return None, [
+            *notes,
+            f"{fault}, and the longest sequence is the run's {shape.seq_length} tokens: {error}",
+        ]
+    if not any(
+        path.name.startswith(("tokenizer.", "vocab.")) for path in pretrained.copied_files(start)
+    ):
         notes.append(f"{start} has no tokenizer to copy")
-    if shape.positions == "learned" and shape.seq_length < (longest := pretrained.read_shape(start).seq_length):
+    if shape.positions == "learned" and shape.seq_length < (
+        longest := pretrained.read_shape(start).seq_length
+    ):
         notes.append(f"It has the {shape.seq_length} positions of the run, {start} has {longest}")
     return start, notes
 

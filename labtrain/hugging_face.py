@@ -1,8 +1,10 @@
-"""Translates Hugging Face's format: config.json to a `GPT` and back, and which rows of which tensors a parameter has.
+"""Translates Hugging Face's format: config.json to a `GPT` and back, and which rows of which
+tensors a parameter has.
 
-A `Family` is a table of all that is said about models of one kind; reading and writing follow the same table. What a
-config.json leaves out has the default of transformers' configuration class. Those defaults are in the table too, as
-nothing here imports transformers; a test compares them with the classes.
+A `Family` is a table of all that is said about models of one kind; reading and writing follow the
+same table. What a config.json leaves out has the default of transformers' configuration class.
+Those defaults are in the table too, as nothing here imports transformers; a test compares them with
+the classes.
 """
 
 import json
@@ -26,11 +28,14 @@ ACTIVATIONS = {
     "gelu_accurate": "gelu_tanh",
     "gelu_fast": "gelu_tanh",  # with a constant rounded to ten digits
 }
-FOLLOWS = {"n_inner": "4 n_embd", "num_key_value_heads": "num_attention_heads"}  # what null stands for
+# What null stands for
+FOLLOWS = {"n_inner": "4 n_embd", "num_key_value_heads": "num_attention_heads"}
 OF_SIZES = ("num_layers", "hidden_size", "vocab_size", "num_attention_heads", "num_query_groups")
 OF_SIZES += ("ffn_hidden_size", "num_experts")  # fields that decide how large tensors are
-NOT_WEIGHTS = re.compile(r"attn\.(masked_)?bias$|rotary_emb\.inv_freq$")  # masks and tables that old files have
-AS_IN_MEMORY = re.compile(r"\.mlp\.(gate\.weight|experts\..*)$")  # Mixtral's experts, as transformers 5 computes them
+# Masks and tables that old files have
+NOT_WEIGHTS = re.compile(r"attn\.(masked_)?bias$|rotary_emb\.inv_freq$")
+# Mixtral's experts, as transformers 5 computes them
+AS_IN_MEMORY = re.compile(r"\.mlp\.(gate\.weight|experts\..*)$")
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -40,13 +45,18 @@ class Family:
 
     architecture: str
     form: dict[str, Any]  # fields of the `GPT` that are the same in all of them
-    options: dict[str, tuple[str, Any]]  # what config.json calls the others: the field, and the default
-    known: dict[str, list]  # further options, and the values that labkit computes, the default first
+    # What config.json calls the others: the field, and the default
+    options: dict[str, tuple[str, Any]]
+    # Further options, and the values that labkit computes, the default first
+    known: dict[str, list]
     layers: str  # how the names of a layer's tensors begin, before its number
-    tensors: dict[str, list[str]]  # for each module of labkit's, the tensors that have its rows, one after the other
-    kept: tuple[str, ...]  # options that a copy takes from the model that it started from; they may be left out
+    # For each module of labkit's, the tensors that have its rows, one after the other
+    tensors: dict[str, list[str]]
+    # Options that a copy takes from the model that it started from; they may be left out
+    kept: tuple[str, ...]
     aliases: dict[str, str]  # other names of options, which have the last word
-    window: tuple[int | None, ...] = ()  # the default of sliding_window; () if attention has none, whatever is said
+    # The default of sliding_window; () if attention has none, whatever is said
+    window: tuple[int | None, ...] = ()
 
 
 GPT2 = Family(
@@ -134,7 +144,8 @@ FAMILIES = {"gpt2": GPT2, "llama": LLAMA, "mistral": MISTRAL, "mixtral": MIXTRAL
 
 
 def shape_of(config: Mapping[str, Any], seq_length: int | None = None) -> GPT:
-    """Return the shape that a config.json describes, for sequences of ``seq_length`` tokens, by default the longest.
+    """Return the shape that a config.json describes, for sequences of ``seq_length`` tokens, by
+    default the longest.
 
     Raises:
         ValueError: the architecture, or one of its options, is not one that labkit computes.
@@ -151,13 +162,18 @@ def shape_of(config: Mapping[str, Any], seq_length: int | None = None) -> GPT:
             if value is None and name not in FOLLOWS:
                 raise ValueError(f"{name} is null: give a value, or leave it out for {default!r}")
             value = ACTIVATIONS[str(value)] if field == "mlp" else value
-            _check_known(name, value, [values.setdefault(field, value)])  # two names of a field must agree
+            # Two names of a field must agree
+            _check_known(name, value, [values.setdefault(field, value)])
         if (head_dim := given.get("head_dim")) is not None:
-            _check_head_dim(head_dim, values["hidden_size"], values["num_attention_heads"], left_out(config))
+            _check_head_dim(
+                head_dim, values["hidden_size"], values["num_attention_heads"], left_out(config)
+            )
         longest: int = values["seq_length"]
         length = longest if seq_length is None else seq_length
         if length > longest:
-            raise ValueError(f"seq_length={length} is more than the {longest} positions of this model: use fewer")
+            raise ValueError(
+                f"seq_length={length} is more than the {longest} positions of this model: use fewer"
+            )
         _check_window(given, family, length)
         values["seq_length"] = length
     except (TypeError, ZeroDivisionError) as error:
@@ -165,7 +181,9 @@ def shape_of(config: Mapping[str, Any], seq_length: int | None = None) -> GPT:
     if values.get("num_query_groups") == values["num_attention_heads"]:
         values["num_query_groups"] = None
     if (top_k := values.get("top_k", 2)) == 1:
-        raise ValueError(f"num_experts_per_tok={top_k} is not computed by labtrain's model: use 2 or more")
+        raise ValueError(
+            f"num_experts_per_tok={top_k} is not computed by labtrain's model: use 2 or more"
+        )
     try:
         return GPT(**values)
     except ValueError as error:
@@ -180,21 +198,28 @@ def _family_of_config(config: Mapping[str, Any]) -> tuple[str, Family]:
     kind = str(config.get("model_type"))
     if kind not in FAMILIES:
         use = ", ".join(FAMILIES)
-        raise ValueError(f"model_type={kind!r} is an architecture that labkit does not have: use one of {use}")
+        raise ValueError(
+            f"model_type={kind!r} is an architecture that labkit does not have: use one of {use}"
+        )
     if quantized := config.get("quantization_config"):
         raise ValueError(f"quantization_config={quantized}: use weights in floating point")
     if file := config.get("transformers_weights"):
-        raise ValueError(f"transformers_weights={file!r}: labkit reads {WEIGHTS}, or several files and {INDEX}")
+        raise ValueError(
+            f"transformers_weights={file!r}: labkit reads {WEIGHTS}, or several files and {INDEX}"
+        )
     return kind, FAMILIES[kind]
 
 
 def _given(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Return what a config.json says, each option under one name, and rope_theta among them.
 
-    transformers 5 writes rope_parameters, versions before rope_scaling, with rope_theta outside. If both are there,
-    the old name counts.
+    transformers 5 writes rope_parameters, versions before rope_scaling, with rope_theta outside. If
+    both are there, the old name counts.
     """
-    given = {**config, **{name: config[alias] for alias, name in family.aliases.items() if alias in config}}
+    given = {
+        **config,
+        **{name: config[alias] for alias, name in family.aliases.items() if alias in config},
+    }
     if family.form["positions"] != "rope":
         return given
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
@@ -204,7 +229,10 @@ def _given(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
         given["rope_theta"] = rope["rope_theta"]
     _check_known("rope_type", rope.get("rope_type", rope.get("type", "default")), ["default"])
     if of_layers := [name for name, value in rope.items() if isinstance(value, dict)]:
-        fault = f"rope_parameters that {of_layers[0]} has of its own are not computed by labtrain's model"
+        fault = (
+            f"rope_parameters that {of_layers[0]} has of its own are not computed by "
+            "labtrain's model"
+        )
         raise ValueError(f"{fault}: use weights trained with the same in all layers")
     return given
 
@@ -212,12 +240,19 @@ def _given(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
 def _check_known(name: str, value: Any, right: Sequence[Any]) -> None:
     if value not in right:
         use = " or ".join(map(repr, dict.fromkeys(right)))
-        raise ValueError(f"{name}={value!r} is not computed by labtrain's model: use weights trained with {use}")
+        raise ValueError(
+            f"{name}={value!r} is not computed by labtrain's model: use weights trained with {use}"
+        )
 
 
-def _check_head_dim(head_dim: int, hidden_size: int, num_attention_heads: int, left_out: str) -> None:
+def _check_head_dim(
+    head_dim: int, hidden_size: int, num_attention_heads: int, left_out: str
+) -> None:
     if head_dim != hidden_size // num_attention_heads:
-        fault = f"head_dim={head_dim!r} is not hidden_size={hidden_size} / num_attention_heads={num_attention_heads}"
+        fault = (
+            f"head_dim={head_dim!r} is not hidden_size={hidden_size} / "
+            f"num_attention_heads={num_attention_heads}"
+        )
         raise ValueError(f"{fault}, the only one that labtrain's model computes{left_out}")
 
 
@@ -233,7 +268,9 @@ def _check_window(given: Mapping[str, Any], family: Family, seq_length: int) -> 
 
 
 def left_out(config: Mapping[str, Any]) -> str:
-    """Return a clause about the sizes that a config.json leaves out; an empty text if it has all."""
+    """Return a clause about the sizes that a config.json leaves out; an empty text if
+    it has all.
+    """
     family = FAMILIES[config["model_type"]]
     there = {family.aliases.get(name, name) for name in config}
     sizes = OF_SIZES + (("seq_length",) if family.form["positions"] == "learned" else ())
@@ -249,8 +286,8 @@ def left_out(config: Mapping[str, Any]) -> str:
 def config_of(shape: GPT, model_type: str | None = None) -> dict[str, Any]:
     """Return the config.json of a shape, with which transformers computes the same.
 
-    It is that of the first family that has such models, or of the one that is asked for; else a ValueError says what
-    the nearest family has instead.
+    It is that of the first family that has such models, or of the one that is asked for; else a
+    ValueError says what the nearest family has instead.
     """
     values, misfits = _resolved(shape), {}
     for kind in FAMILIES if model_type is None else [model_type]:
@@ -260,9 +297,13 @@ def config_of(shape: GPT, model_type: str | None = None) -> dict[str, Any]:
             continue
         config = {"architectures": [family.architecture], "model_type": kind}
         config |= {name: right[0] for name, right in family.known.items()}
-        config |= {name: values[field] for name, (field, _) in family.options.items() if field != "mlp"}
+        config |= {
+            name: values[field] for name, (field, _) in family.options.items() if field != "mlp"
+        }
         if "activation_function" in config:
-            config["activation_function"] = next(k for k, mlp in ACTIVATIONS.items() if mlp == shape.mlp)
+            config["activation_function"] = next(
+                k for k, mlp in ACTIVATIONS.items() if mlp == shape.mlp
+            )
         return config | ({"sliding_window": None} if family.window else {})
     nearest = min(misfits, key=lambda kind: len(misfits[kind]))
     given = ", ".join(f"{name}={values[name]!r}" for name in misfits[nearest])
@@ -279,7 +320,9 @@ def _misfits(shape: GPT, family: Family) -> dict[str, str]:
         nearest = _resolved(GPT(**family.form | same))
     except ValueError:  # of rotary positions
         return {"num_attention_heads": "a number that leaves an even head size"}
-    misfits = {name: repr(nearest[name]) for name, value in values.items() if value != nearest[name]}
+    misfits = {
+        name: repr(nearest[name]) for name, value in values.items() if value != nearest[name]
+    }
     if "mlp" in said and shape.mlp not in ACTIVATIONS.values():
         misfits["mlp"] = " or ".join(map(repr, dict.fromkeys(ACTIVATIONS.values())))
     if "num_experts" in said and shape.num_experts is None:
@@ -292,7 +335,9 @@ def _misfits(shape: GPT, family: Family) -> dict[str, str]:
 
 
 def _resolved(shape: GPT) -> dict[str, Any]:
-    """Return a shape's fields, where None has become the number it stands for, and what is not used has become None."""
+    """Return a shape's fields, where None has become the number it stands for, and what is not used
+    has become None.
+    """
     values = asdict(shape) | {"ffn_hidden_size": shape.expert_width, "moe_ffn_hidden_size": None}
     values["num_query_groups"] = shape.num_query_groups or shape.num_attention_heads
     values["norm_eps"] = float(shape.norm_eps)  # of an int transformers says that it is no float
@@ -302,10 +347,11 @@ def _resolved(shape: GPT) -> dict[str, Any]:
 
 
 def rows_of(name: str, size: Sequence[int], shape: GPT) -> list[tuple[str, range]]:
-    """Return which tensors' rows are those of the parameter ``name`` of a whole model, one after the other.
+    """Return which tensors' rows are those of the parameter ``name`` of a whole model, one after
+    the other.
 
-    The rows of experts, [experts, out, in], are those of each in turn. The heads of Llama's queries are in order; in
-    labkit's fused layer come the first of each group, then the second.
+    The rows of experts, [experts, out, in], are those of each in turn. The heads of Llama's queries
+    are in order; in labkit's fused layer come the first of each group, then the second.
 
     >>> form = dict(norm="rmsnorm", mlp="swiglu", positions="rope", bias=False, tied=False)
     >>> llama = GPT(1, 8, 4, 10, num_attention_heads=4, num_query_groups=2, **form)
@@ -313,7 +359,10 @@ def rows_of(name: str, size: Sequence[int], shape: GPT) -> list[tuple[str, range
     >>> [(name.split(".")[-2][0], each.start, each.stop) for name, each in rows]
     [('q', 0, 2), ('q', 4, 6), ('q', 2, 4), ('q', 6, 8), ('k', 0, 4), ('v', 0, 4)]
     """
-    matched, family = re.fullmatch(r"(?:layers\.(\d+)\.)?(.+?)(?:\.(weight|bias))?", name), family_of(shape)
+    matched, family = (
+        re.fullmatch(r"(?:layers\.(\d+)\.)?(.+?)(?:\.(weight|bias))?", name),
+        family_of(shape),
+    )
     assert matched is not None
     layer, module, kind = matched.groups()
     prefix = "" if layer is None else f"{family.layers}{layer}."
@@ -325,7 +374,11 @@ def rows_of(name: str, size: Sequence[int], shape: GPT) -> list[tuple[str, range
         assert shape.num_attention_heads is not None and shape.num_query_groups is not None
         heads, head_size = shape.num_attention_heads, shape.hidden_size // shape.num_attention_heads
         heads_per_group = heads // shape.num_query_groups
-        order = [head for first in range(heads_per_group) for head in range(first, heads, heads_per_group)]
+        order = [
+            head
+            for first in range(heads_per_group)
+            for head in range(first, heads, heads_per_group)
+        ]
         queries = [(names[0], range(head * head_size, (head + 1) * head_size)) for head in order]
         return [*queries, *((each, range(shape.kv_size)) for each in names[1:])]
     return [(each, range(size[0] // len(names))) for each in names]
@@ -337,14 +390,18 @@ def family_of(shape: GPT) -> Family:
 
 
 def is_transposed(tensor: str) -> bool:
-    """Whether a tensor's rows, as `rows_of` has them, are its columns: GPT-2's linear layers are [in, out]."""
+    """Whether a tensor's rows, as `rows_of` has them, are its columns: GPT-2's linear layers are
+    [in, out].
+    """
     return re.search(r"\.c_\w+\.weight$", tensor) is not None
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return a folder's files of weights in the order of transformers: of a tensor that is in two, the last counts.
+    """Return a folder's files of weights in the order of transformers: of a tensor that is in two,
+    the last counts.
 
-    One file with all weights comes before an index, which may be left there from what was in the folder before.
+    One file with all weights comes before an index, which may be left there from what was in the
+    folder before.
     """
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
@@ -360,7 +417,9 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / name for name in names]
     if pickled := sorted(path for pattern in PICKLED for path in folder.glob(pattern)):
         fault = f"{pickled[0]} is pickled, and loading it would run whatever code it contains"
-        raise ValueError(f"{fault}: where you trust it, let transformers write it anew with save_pretrained")
+        raise ValueError(
+            f"{fault}: where you trust it, let transformers write it anew with save_pretrained"
+        )
     raise ValueError(f"{folder} has no weights: it needs {WEIGHTS}, or several files and {INDEX}")
 
 
@@ -371,4 +430,6 @@ def read_json(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, TypeError) as error:
         why = getattr(error, "strerror", None) or error
         fault = f"{path} cannot be read ({why})"
-        raise ValueError(f"{fault}: name a folder that transformers' save_pretrained wrote") from None
+        raise ValueError(
+            f"{fault}: name a folder that transformers' save_pretrained wrote"
+        ) from None

@@ -1,7 +1,8 @@
 """Keeps float32 copies of bfloat16 weights, and lets the optimizer update those.
 
-bfloat16 has 8 bits of precision: a weight of 1 cannot grow by 0.001. So the optimizer adds its small steps to
-a float32 copy, the master weight, and the model gets that copy rounded. Source: arXiv 1710.03740, section 3.1.
+bfloat16 has 8 bits of precision: a weight of 1 cannot grow by 0.001. So the optimizer adds its
+small steps to a float32 copy, the master weight, and the model gets that copy rounded. Source:
+arXiv 1710.03740, section 3.1.
 """
 
 import copy
@@ -13,7 +14,8 @@ from torch.optim import Optimizer
 
 
 class MasterWeights(Optimizer):
-    """A torch optimizer on float32 copies of the parameters, which it keeps as ``master_weight`` in its states.
+    """A torch optimizer on float32 copies of the parameters, which it keeps as ``master_weight`` in
+    its states.
 
     optimizer = MasterWeights(model.parameters(), torch.optim.AdamW, lr=1e-3)
 
@@ -23,7 +25,9 @@ class MasterWeights(Optimizer):
     def __init__(self, params: Iterable, optimizer_class: Callable[..., Optimizer], **options: Any):
         super().__init__(params, {})
         parameters = [p for each in self.param_groups for p in each["params"]]
-        self.masters = {p: p.detach().float().clone().requires_grad_() for p in parameters if p.requires_grad}
+        self.masters = {
+            p: p.detach().float().clone().requires_grad_() for p in parameters if p.requires_grad
+        }
         groups = [
             {**each, "params": [self.masters[p] for p in each["params"] if p in self.masters]}
             for each in self.param_groups
@@ -37,13 +41,17 @@ class MasterWeights(Optimizer):
     def step(self, closure: Callable | None = None):
         """Update the master weights, and round them to the parameters."""
         loss = None if closure is None else torch.enable_grad()(closure)()
-        copy_options(self.param_groups, self.inner.param_groups)  # a learning rate that a schedule has changed, say
+        # A learning rate that a schedule has changed, say
+        copy_options(self.param_groups, self.inner.param_groups)
         for parameter in (p for each in self.param_groups for p in each["params"]):
             if parameter.grad is not None and parameter not in self.masters:
-                what = f"a parameter of shape {list(parameter.shape)} has a gradient, but was frozen"
+                what = (
+                    f"a parameter of shape {list(parameter.shape)} has a gradient, but was frozen"
+                )
                 raise ValueError(f"{what} when MasterWeights was made: make it anew")
         for parameter, master in self.masters.items():
-            master.grad = None if parameter.grad is None else parameter.grad.float()  # no copy if it is float32
+            # No copy if it is float32
+            master.grad = None if parameter.grad is None else parameter.grad.float()
         self.inner.step()
         self.inner.zero_grad()
         if self.masters:  # a rank may have nothing to train
@@ -52,7 +60,9 @@ class MasterWeights(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Load states as any optimizer does; the master weights come with them, and go to the parameters."""
+        """Load states as any optimizer does; the master weights come with them, and go to the
+        parameters.
+        """
         copy_options(state_dict["param_groups"], self.param_groups)
         parameters = [p for each in self.param_groups for p in each["params"]]
         for number, parameter in enumerate(parameters):
@@ -65,10 +75,17 @@ class MasterWeights(Optimizer):
 
     def _show_states(self) -> None:
         for parameter, master in self.masters.items():
-            self.state[parameter] = {"master_weight": master.detach(), **self.inner.state.get(master, {})}
+            self.state[parameter] = {
+                "master_weight": master.detach(),
+                **self.inner.state.get(master, {}),
+            }
 
 
 def copy_options(given: list[dict], param_groups: list[dict]) -> None:
-    """Copy what parameter groups say about their parameters, such as a learning rate, to groups of other parameters."""
+    """Copy what parameter groups say about their parameters, such as a learning rate, to groups of
+    other parameters.
+    """
     for source, target in zip(given, param_groups):
-        target.update({name: value for name, value in source.items() if name not in ("params", "param_names")})
+        target.update(
+            {name: value for name, value in source.items() if name not in ("params", "param_names")}
+        )

@@ -1,4 +1,6 @@
-"""What a GPU holds when it is fullest: the four numbers that every estimate of memory consists of."""
+"""What a GPU holds when it is fullest: the four numbers that every estimate of memory
+consists of.
+"""
 
 from dataclasses import dataclass, fields
 

@@ -1,6 +1,7 @@
 """Opens the files that get the numbers of each step: JSON lines, and TensorBoard's events.
 
-A run that resumes computes some steps again, those after its checkpoint. Both kinds of file then have each step once.
+A run that resumes computes some steps again, those after its checkpoint. Both kinds of file then
+have each step once.
 """
 
 import json
@@ -14,7 +15,9 @@ from labtrain.config import TrainConfig
 
 
 def open_metrics(config: TrainConfig, steps_done: int) -> RawIOBase | None:
-    """Open the file to append to on the first rank; raise a ValueError on all if it cannot be opened."""
+    """Open the file to append to on the first rank; raise a ValueError on all if it cannot be
+    opened.
+    """
     path = config.metrics
     if path is None:
         return None
@@ -25,7 +28,10 @@ def open_metrics(config: TrainConfig, steps_done: int) -> RawIOBase | None:
                 _end_at_a_line(path, steps_done if config.resume else None)
             file = open(path, "ab", buffering=0)  # noqa: SIM115 - the caller closes it
     except OSError as error:
-        fault = [f"metrics={path} cannot be written ({error.strerror}): name a file that you may write to"]
+        fault = [
+            f"metrics={path} cannot be written ({error.strerror}): name a file that you "
+            "may write to"
+        ]
     dist.broadcast_object_list(fault)
     if fault[0]:
         raise ValueError(fault[0])
@@ -33,7 +39,9 @@ def open_metrics(config: TrainConfig, steps_done: int) -> RawIOBase | None:
 
 
 def _end_at_a_line(path: str, steps_done: int | None) -> None:
-    """Let the next line of the file be a line of its own; if the run resumes, let it be that of its next step."""
+    """Let the next line of the file be a line of its own; if the run resumes, let it be that of its
+    next step.
+    """
     with open(path, "r+b") as file:
         lines = file.readlines()
         kept = lines if steps_done is None else lines_to_keep(lines, steps_done)
@@ -45,9 +53,11 @@ def _end_at_a_line(path: str, steps_done: int | None) -> None:
 
 
 def lines_to_keep(lines: list[bytes], steps_done: int) -> list[bytes]:
-    """Return the lines without those at the end that a run wrote after ``steps_done``, to which it goes back.
+    """Return the lines without those at the end that a run wrote after ``steps_done``, to which it
+    goes back.
 
-    They end where the step of a line is not below that of the next one: earlier lines are of an earlier run.
+    They end where the step of a line is not below that of the next one: earlier lines are of an
+    earlier run.
 
     >>> lines = [b'{"step": 8}\\n', b'{"step": 1}\\n', b'{"step": 2}\\n', b'{"st']
     >>> lines_to_keep(lines, steps_done=1)
@@ -79,14 +89,19 @@ def _step_of(line: bytes) -> int | None:
 
 
 def open_tensorboard(config: TrainConfig, steps_done: int) -> Any:
-    """Return TensorBoard's writer on the first rank; raise a ValueError on all if the package is not there."""
+    """Return TensorBoard's writer on the first rank; raise a ValueError on all if the package is
+    not there.
+    """
     folder = config.tensorboard
     if folder is None:
         return None
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ValueError(f"tensorboard={folder} needs the package: pip install tensorboard, or use metrics=") from error
+        raise ValueError(
+            f"tensorboard={folder} needs the package: pip install tensorboard, or use metrics="
+        ) from error
     if dist.get_rank() != 0:
         return None
-    return SummaryWriter(folder, purge_step=steps_done + 1 if config.resume else None)  # it hides those steps
+    # It hides those steps
+    return SummaryWriter(folder, purge_step=steps_done + 1 if config.resume else None)

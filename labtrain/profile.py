@@ -25,13 +25,16 @@ class ProfilerLabels(Trace):
 @contextmanager
 def profiling(folder: str, groups: ProcessGroups) -> Iterator[ProfilerLabels]:
     """Profile the block; then write this rank's file."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # each rank would say on stderr that it starts and stops
+    # Each rank would say on stderr that it starts and stops
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     path = Path(folder, f"rank{groups.rank}.json")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     except OSError as error:
-        raise ValueError(f"profile_dir={folder} cannot be written ({error.strerror}): name a folder") from error
+        raise ValueError(
+            f"profile_dir={folder} cannot be written ({error.strerror}): name a folder"
+        ) from error
     # There is one cycle of events only: to accumulate them keeps torch 2.11 from warning of more.
     with profile(acc_events=True) as profiler:
         yield ProfilerLabels(groups.rank)

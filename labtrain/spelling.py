@@ -17,13 +17,22 @@ from labtrain.hugging_face import CONFIG
 def short_options() -> dict[str, str]:
     """Return the second, shorter option of each field that has one."""
     kinds = get_type_hints(TrainConfig, include_extras=True)
-    return {name: each.name for name, kind in kinds.items() for each in get_args(kind) if isinstance(each, ShortOption)}
+    return {
+        name: each.name
+        for name, kind in kinds.items()
+        for each in get_args(kind)
+        if isinstance(each, ShortOption)
+    }
 
 
 @cache
 def options() -> dict[str, str]:
-    """Return the option of each field, without the ``no-`` of a switch: the short one, if it has two."""
-    return {each.name: f"--{each.name.replace('_', '-')}" for each in fields(TrainConfig)} | short_options()
+    """Return the option of each field, without the ``no-`` of a switch: the short one, if it has
+    two.
+    """
+    return {
+        each.name: f"--{each.name.replace('_', '-')}" for each in fields(TrainConfig)
+    } | short_options()
 
 
 def switch(name: str, value: bool) -> str:
@@ -40,8 +49,8 @@ def switch(name: str, value: bool) -> str:
 def as_typed(message: str) -> str:
     """Return a message with options in place of fields and their values.
 
-    A field of one word, such as ``text``, counts only with an equals sign: ``text=``. What a config.json
-    says is left as it stands there.
+    A field of one word, such as ``text``, counts only with an equals sign: ``text=``. What a
+    config.json says is left as it stands there.
 
     >>> as_typed("tp_size=2 * pp_size=1 = 2 does not divide world_size=1: use tp_size 1, or world_size 2")
     '--tp 2 * --pp 1 = 2 does not divide world_size=1: use --tp 1, or world_size 2'
@@ -58,8 +67,12 @@ def as_typed(message: str) -> str:
     not_in_a_path = r"(?<![\w./'\"-])"
     value = r"(?P<value>True\b|False\b|'[^']*'|\([^()]*\))"
     message = re.sub(rf"{not_in_a_path}(?P<name>{names})={value}", _with_value, message)
-    message = re.sub(rf"{not_in_a_path}({names})=(?=[\s,;:)]|$)", lambda found: options()[found[1]], message)
-    message = re.sub(rf"{not_in_a_path}({names})=", lambda found: f"{options()[found[1]]} ", message)
+    message = re.sub(
+        rf"{not_in_a_path}({names})=(?=[\s,;:)]|$)", lambda found: options()[found[1]], message
+    )
+    message = re.sub(
+        rf"{not_in_a_path}({names})=", lambda found: f"{options()[found[1]]} ", message
+    )
     bare = rf"{not_in_a_path}({names})\b(?![/=(\"'-]|\.\w)"
     return re.sub(bare, lambda found: options()[found[1]] if "_" in found[1] else found[1], message)
 

@@ -1,7 +1,8 @@
-"""Trains one rank's chunks of the model on its rows of the data: gradients, clipping, update, checkpoint.
+"""Trains one rank's chunks of the model on its rows of the data: gradients, clipping, update,
+checkpoint.
 
-Loss and gradient norm of every step are those of one process with the whole model and the whole batch, whatever the
-layout: each weight is drawn by its name, each sample by its number.
+Loss and gradient norm of every step are those of one process with the whole model and the whole
+batch, whatever the layout: each weight is drawn by its name, each sample by its number.
 """
 
 import json
@@ -42,7 +43,9 @@ from labtrain.profile import profiling
 from labtrain.world import check_same_options, check_tokens
 
 Batch = tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]
-"""The tokens of a rank's micro-batches, [micro-batch, seq/c] each, and for each the tokens that come next."""
+"""The tokens of a rank's micro-batches, [micro-batch, seq/c] each, and for each the tokens that
+come next.
+"""
 
 
 def train(config: TrainConfig) -> list[Step]:
@@ -51,7 +54,8 @@ def train(config: TrainConfig) -> list[Step]:
     In a notebook: ``launch(train, config, world_size=8)``. In a terminal: ``python -m labtrain``.
 
     Raises:
-        ValueError: the config does not fit the number of ranks, or a checkpoint does not fit the config.
+        ValueError: the config does not fit the number of ranks, or a checkpoint does not fit the
+            config.
         FloatingPointError: the loss or a gradient is not finite; says which step and ranks.
     """
     with training(config) as trainer, progress_bar(config, trainer.steps_done) as show:
@@ -66,7 +70,9 @@ def steps(config: TrainConfig) -> Iterator[Step]:
 
 @contextmanager
 def training(config: TrainConfig) -> Iterator["Trainer"]:
-    """Hold what a run needs: the process groups, this rank's `Trainer`, the lock on the checkpoint folder."""
+    """Hold what a run needs: the process groups, this rank's `Trainer`, the lock on the checkpoint
+    folder.
+    """
     from labtrain import (
         checkpoint,  # it imports half of torch, so not when the notebook imports this module
     )
@@ -77,19 +83,39 @@ def training(config: TrainConfig) -> Iterator["Trainer"]:
     check_tokens(config)
     config.check_memory(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     folder = config.checkpoint_dir
-    claimed = checkpoint.claim(folder, config.resume, config.async_save) if folder else nullcontext(checkpoint.save)
-    early = ExitSignal(config.exit_duration)  # it stays until what is saved in the background is complete
+    claimed = (
+        checkpoint.claim(folder, config.resume, config.async_save)
+        if folder
+        else nullcontext(checkpoint.save)
+    )
+    # It stays until what is saved in the background is complete
+    early = ExitSignal(config.exit_duration)
     with init_groups(layout, config.shard_size) as groups, early, claimed as save:
         yield Trainer(config, groups, save, early)
 
 
-def make_models(config: TrainConfig, schedule: Schedule, groups: ProcessGroups) -> list[ParallelGPT]:
+def make_models(
+    config: TrainConfig, schedule: Schedule, groups: ProcessGroups
+) -> list[ParallelGPT]:
     """Return a rank's chunks of the model on the meta device: `Trainer.wrap` materializes them."""
-    same = ("seed", "dropout", "recompute", "sequence_parallel", "context_parallel", "zigzag", "dtype")
+    same = (
+        "seed",
+        "dropout",
+        "recompute",
+        "sequence_parallel",
+        "context_parallel",
+        "zigzag",
+        "dtype",
+    )
     options: dict[str, Any] = {name: getattr(config, name) for name in same} | {"device": "meta"}
     options |= {"num_stages": schedule.num_stages, "defer_grad_reduce": True, "cp_group": groups.cp}
-    options |= {"num_micro_batches": schedule.num_micro_batches, "stage_layers": config.layers_per_stage}
-    options["experts"] = dict(groups=groups, capacity_factor=config.capacity_factor, router={"balance": config.balance})
+    options |= {
+        "num_micro_batches": schedule.num_micro_batches,
+        "stage_layers": config.layers_per_stage,
+    }
+    options["experts"] = dict(
+        groups=groups, capacity_factor=config.capacity_factor, router={"balance": config.balance}
+    )
     models: list[ParallelGPT] = []
     for stage in schedule.stages[groups.coords.pp]:
         first = next((model for model in models if model.is_first), None)
@@ -100,11 +126,16 @@ def make_models(config: TrainConfig, schedule: Schedule, groups: ProcessGroups) 
 class Trainer:
     """A rank's chunks of the model, its optimizer, and its place in the data.
 
-    A run that differs in one thing overrides one method: `wrap`, `make_optimizer`, `loss` or `rows`.
+    A run that differs in one thing overrides one method: `wrap`, `make_optimizer`, `loss` or
+    `rows`.
     """
 
     def __init__(
-        self, config: TrainConfig, groups: ProcessGroups, save: Callable | None = None, early: ExitSignal | None = None
+        self,
+        config: TrainConfig,
+        groups: ProcessGroups,
+        save: Callable | None = None,
+        early: ExitSignal | None = None,
     ):
         from labtrain import checkpoint
 
@@ -112,11 +143,15 @@ class Trainer:
         self.exit_signal, self.is_ending = early or ExitSignal(), False
         self.steps_done = self.samples_done = 0
         self.trace: Trace | None = None  # while steps are profiled
-        self.schedule, self.text = config.make_schedule(groups.layout.world_size), config.make_dataset()
+        self.schedule, self.text = (
+            config.make_schedule(groups.layout.world_size),
+            config.make_dataset(),
+        )
         self.models = make_models(config, self.schedule, groups)
         if config.precision == "bfloat16":
             for parameter in (p for model in self.models for p in model.parameters()):
-                parameter.grad_dtype = torch.float32  # the sum over many micro-batches needs more bits than bfloat16
+                # The sum over many micro-batches needs more bits than bfloat16
+                parameter.grad_dtype = torch.float32
         self.chunks = [self.wrap(model) for model in self.models]
         if config.init_from is not None:
             from labtrain import pretrained  # which needs safetensors
@@ -124,21 +159,34 @@ class Trainer:
             pretrained.load(config.init_from, self.models, groups)
         self.parameters = [parameter for chunk in self.chunks for parameter in chunk.parameters()]
         is_tied = config.tied and len(self.schedule.end_ranks) > 1  # to a weight on another rank
-        self.tied = [model.embedding.weight for model in self.models if is_tied and model.is_first != model.is_last]
+        self.tied = [
+            model.embedding.weight
+            for model in self.models
+            if is_tied and model.is_first != model.is_last
+        ]
         if self.tied:  # else one end would wait for the other's gradient, or they would drift apart
             ways = {"the tied embedding": "trained" if self.tied[0].requires_grad else "frozen"}
-            check_alike(ways, "freeze it on the first and on the last stage, or on none", groups.embedding)
+            check_alike(
+                ways, "freeze it on the first and on the last stage, or on none", groups.embedding
+            )
         self.optimizer = self.make_optimizer()
         data = {"seed": config.seed, "text": self.text.fingerprint}
         told = json.loads(json.dumps(asdict(config), default=str))  # as a checkpoint has it
-        if config.init_from is not None:  # a relative path would be a different folder for whoever exports elsewhere
+        # A relative path would be a different folder for whoever exports elsewhere
+        if config.init_from is not None:
             told["init_from"] = str(Path(config.init_from).resolve())
-        self._state = checkpoint.State(self.models, self.optimizer, groups, config.shape, data, told)
+        self._state = checkpoint.State(
+            self.models, self.optimizer, groups, config.shape, data, told
+        )
         if config.resume and config.checkpoint_dir:
-            self.steps_done, self.samples_done = checkpoint.load_newest(config.checkpoint_dir, self._state)
+            self.steps_done, self.samples_done = checkpoint.load_newest(
+                config.checkpoint_dir, self._state
+            )
 
     def steps(self) -> Iterator[Step]:
-        """Run the steps that are left to do, unless the run is to end early; the config says which are profiled."""
+        """Run the steps that are left to do, unless the run is to end early; the config says which
+        are profiled.
+        """
         while self.steps_done < self.config.steps and not self.is_ending:
             if self.steps_done + 1 not in self.config.profiled_steps:
                 yield self.step()
@@ -151,7 +199,9 @@ class Trainer:
             self.trace = None
 
     def step(self) -> Step:
-        """Compute gradients, clip them, and update the weights; then evaluate and save if it is time."""
+        """Compute gradients, clip them, and update the weights; then evaluate and save if it is
+        time.
+        """
         config, start = self.config, time.perf_counter()
         loss, norm = self.compute_gradients()
         if config.clip_norm and (scale := config.clip_norm / (norm + 1e-6)) < 1:
@@ -172,23 +222,31 @@ class Trainer:
         evaluation_loss = self.evaluate() if is_due(config.eval_interval) else None
         is_last = self.is_ending or self.steps_done == config.steps
         if config.checkpoint_dir and (is_due(config.save_interval) or is_last):
-            self.save(config.checkpoint_dir, self._state, self.steps_done, self.samples_done, config.keep)
+            self.save(
+                config.checkpoint_dir, self._state, self.steps_done, self.samples_done, config.keep
+            )
         tokens = config.batch_size * config.seq_length
         numbers = loss, norm, learning_rate, seconds, tokens / seconds
         exit_reason = (self.exit_signal.reason or "asked on another rank") if self.is_ending else ""
         return Step(self.steps_done, *numbers, evaluation_loss, exit_reason)
 
     def compute_gradients(self) -> tuple[float, float]:
-        """Leave the gradients of the whole batch in the parameters; return its loss and their norm, both finite."""
+        """Leave the gradients of the whole batch in the parameters; return its loss and their norm,
+        both finite.
+        """
         batch = self.micro_batches(self.samples_done)
         # Every step and replica has its own dropout masks. The step decides them, so a resumed run
         # draws the same.
-        seed_replicas(self.config.seed + self.steps_done * self.groups.layout.world_size, self.groups)
+        seed_replicas(
+            self.config.seed + self.steps_done * self.groups.layout.world_size, self.groups
+        )
         self.optimizer.zero_grad()
         loss_share, num_counted = self.run(self.schedule, batch, average=True)
         all_reduce_grads(self.parameters, self.groups.tp)
         wants_to_end = bool(self.exit_signal.reason)
-        sums = loss_and_grad_norm(loss_share, self.parameters, self.groups, num_counted, wants_to_end)
+        sums = loss_and_grad_norm(
+            loss_share, self.parameters, self.groups, num_counted, wants_to_end
+        )
         self.is_ending = sums.is_ending
         factor = self._all_over_counted(batch, sums.num_counted)
         if factor != 1:  # some targets do not count
@@ -212,12 +270,15 @@ class Trainer:
         sums = loss_and_grad_norm(loss_share, [], self.groups, num_counted)
         return self._all_over_counted(batch, sums.num_counted) * sums.loss
 
-    def run(self, schedule: Schedule, batch: Batch, average: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the pipeline; return this rank's share of the loss, in float64, and how many of its targets count.
+    def run(
+        self, schedule: Schedule, batch: Batch, average: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the pipeline; return this rank's share of the loss, in float64, and how many of its
+        targets count.
 
-        Over replicas both add up. The loss and its gradients are those of the sum over the targets that count, divided
-        by the number of all targets: how many count is known only when all ranks have computed their losses.
-        Gradients are averaged over replicas only if asked for.
+        Over replicas both add up. The loss and its gradients are those of the sum over the targets
+        that count, divided by the number of all targets: how many count is known only when all
+        ranks have computed their losses. Gradients are averaged over replicas only if asked for.
         """
         inputs, targets = batch
         num_counted = torch.zeros((), dtype=torch.float64, device=local_device())
@@ -226,12 +287,17 @@ class Trainer:
             result = self.loss(logits, targets)
             if not isinstance(result, tuple):
                 rule = "the sum over the targets that count, and how many do"
-                raise ValueError(f"loss() returned a {type(result).__name__}: return {rule}, as Trainer.loss does")
+                raise ValueError(
+                    f"loss() returned a {type(result).__name__}: return {rule}, "
+                    "as Trainer.loss does"
+                )
             total, count = result
             num_counted.add_(count)
             return total / targets.numel()
 
-        options: dict[str, Any] = dict(targets=targets, loss=loss_of, tied=self.tied, trace=self.trace)
+        options: dict[str, Any] = dict(
+            targets=targets, loss=loss_of, tied=self.tied, trace=self.trace
+        )
         options |= dict(average=average, reduce_every_micro_batch=self.config.zero_stage >= 2)
         options["activation"] = self.models[0].activation_spec(inputs[0])
         options["ignore_index"] = None  # `loss_of` counts
@@ -239,56 +305,90 @@ class Trainer:
         loss = torch.zeros((), device=local_device()) if loss is None else loss
         return loss.double() / self.groups.dp_cp.size(), num_counted
 
-    def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | int]:
-        """Return the sum of a micro-batch's losses over the targets that count, and how many do: those not -100.
+    def loss(
+        self, logits: torch.Tensor, targets: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | int]:
+        """Return the sum of a micro-batch's losses over the targets that count, and how many do:
+        those not -100.
 
-        It runs on the rank of the last stage. A step's loss is the mean over all targets that count, in all
-        micro-batches and on all ranks, as in one process with the whole batch. To leave some out, make them -100 in
-        `micro_batches`, or here:
+        It runs on the rank of the last stage. A step's loss is the mean over all targets that
+        count, in all micro-batches and on all ranks, as in one process with the whole batch. To
+        leave some out, make them -100 in `micro_batches`, or here:
 
             return super().loss(logits, targets.masked_fill(targets == padding, -100))
 
-        The losses of routers are divided by the number of targets that count too, so their weight grows with the share
-        that does not, as with ``calculate_per_token_loss`` in Megatron-LM.
+        The losses of routers are divided by the number of targets that count too, so their weight
+        grows with the share that does not, as with ``calculate_per_token_loss`` in Megatron-LM.
         """
         return self.models[-1].loss(logits, targets, reduction="sum"), (targets != -100).sum()
 
     def rows(self) -> range:
         """Return which rows of a batch this rank's replica has."""
-        return rows_of_replica(self.config.batch_size, self.groups.layout.dp_size, self.groups.coords.dp)
+        return rows_of_replica(
+            self.config.batch_size, self.groups.layout.dp_size, self.groups.coords.dp
+        )
 
     def micro_batches(self, first_sample: int) -> Batch:
         """Return this rank's part of the batch that starts with a sample."""
-        samples = [self.text.sample(first_sample + row, self.config.seq_length + 1) for row in self.rows()]
+        samples = [
+            self.text.sample(first_sample + row, self.config.seq_length + 1) for row in self.rows()
+        ]
         tokens = torch.stack([torch.from_numpy(sample) for sample in samples])
-        shifted = tokens[:, :-1], tokens[:, 1:]  # before the cut: what comes next may be on a different rank
-        held = positions(self.config.seq_length, self.groups.cp.size(), self.groups.cp.rank(), self.config.zigzag)
-        inputs, targets = (each[:, held].to(local_device()).split(self.config.micro_batch_size) for each in shifted)
+        # Before the cut: what comes next may be on a different rank
+        shifted = tokens[:, :-1], tokens[:, 1:]
+        held = positions(
+            self.config.seq_length, self.groups.cp.size(), self.groups.cp.rank(), self.config.zigzag
+        )
+        inputs, targets = (
+            each[:, held].to(local_device()).split(self.config.micro_batch_size) for each in shifted
+        )
         return inputs, targets
 
     def wrap(self, model: ParallelGPT) -> DataParallelBase:
-        """Return a chunk of the model whose gradients are averaged, divided as far as the ZeRO stage says."""
+        """Return a chunk of the model whose gradients are averaged, divided as far as the ZeRO
+        stage says.
+        """
         stage, groups = self.config.zero_stage, self.groups
         if stage == 0:
             return DataParallel(model, groups.shard)
-        options: dict = dict(units=model.units, reshard_after_forward=stage == 3, replicate_group=groups.replicate)
+        options: dict = dict(
+            units=model.units, reshard_after_forward=stage == 3, replicate_group=groups.replicate
+        )
         options["own_groups"] = {groups.expert_dp: (groups.expert_replicate, groups.expert_shard)}
         return FullyShardedDataParallel(model, groups.shard, **options)
 
     def make_optimizer(self) -> Optimizer:
         """Return AdamW, with weight decay for matrices only, and master weights for bfloat16."""
         config = self.config
-        matrices = [parameter for parameter in self.parameters if len(shape_before_flat(parameter)) > 1]
-        others = [parameter for parameter in self.parameters if len(shape_before_flat(parameter)) <= 1]
+        matrices = [
+            parameter for parameter in self.parameters if len(shape_before_flat(parameter)) > 1
+        ]
+        others = [
+            parameter for parameter in self.parameters if len(shape_before_flat(parameter)) <= 1
+        ]
         param_groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
-        adamw = partial(AdamW, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True)
-        return MasterWeights(param_groups, adamw) if config.precision == "bfloat16" else adamw(param_groups)
+        adamw = partial(
+            AdamW,
+            lr=config.learning_rate,
+            betas=(0.9, 0.95),
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+        return (
+            MasterWeights(param_groups, adamw)
+            if config.precision == "bfloat16"
+            else adamw(param_groups)
+        )
 
     def _all_over_counted(self, batch: Batch, num_counted: int) -> float:
-        """Return the number of all targets of the whole batch, divided by the number of those that count."""
+        """Return the number of all targets of the whole batch, divided by the number of those that
+        count.
+        """
         num_targets = sum(targets.numel() for targets in batch[1]) * self.groups.dp_cp.size()
         if num_counted == 0:
-            fault = f"after step {self.steps_done}: none of the {num_targets} targets of a batch counts"
+            fault = (
+                f"after step {self.steps_done}: none of the {num_targets} targets of a batch counts"
+            )
             raise ValueError(f"{fault}: a loss needs at least one that is not -100")
         return num_targets / num_counted
 

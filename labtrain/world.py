@@ -30,7 +30,9 @@ CHECK_SECONDS = 10.0  # enough for some ten gigabytes on each rank
 
 @contextmanager
 def world(one_queue: bool = False, posts_receives: bool = True) -> Iterator[None]:
-    """Keep torch.distributed up inside the block. On a GPU, both options are those of `labkit.device.prepare_gpu`.
+    """Keep torch.distributed up inside the block.
+
+    On a GPU, both options are those of `labkit.device.prepare_gpu`.
 
     Raises:
         ValueError: the environment says that there are other ranks, but not where.
@@ -44,13 +46,19 @@ def world(one_queue: bool = False, posts_receives: bool = True) -> Iterator[None
     torch.set_num_threads(num_threads(ranks_here, os.environ))
     prepare_gpu(one_queue, posts_receives)  # before CUDA is asked for anything
     store.set(f"gpu {rank}", str(torch.cuda.device_count() >= ranks_here))
-    on_gpu = all(seen == b"True" for seen in store.multi_get([f"gpu {each}" for each in range(world_size)]))
+    on_gpu = all(
+        seen == b"True" for seen in store.multi_get([f"gpu {each}" for each in range(world_size)])
+    )
     if world_size > 1 and not on_gpu:
         take_turns()
-    dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size)
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size
+    )
     if on_gpu:
         torch.cuda.set_device(local_device())
-    dist.distributed_c10d._get_default_store().set(f"{PROCESS} {rank}", f"{_machine()} {os.getpid()}")
+    dist.distributed_c10d._get_default_store().set(
+        f"{PROCESS} {rank}", f"{_machine()} {os.getpid()}"
+    )
     has_failed = True
     try:
         yield
@@ -78,13 +86,18 @@ def check_launcher(environment: Mapping[str, str]) -> None:
 
 
 def meet(environment: Mapping[str, str]) -> tuple[Store, int, int]:
-    """Return the store in which the ranks of this run meet, this rank's number, and the number of ranks."""
+    """Return the store in which the ranks of this run meet, this rank's number, and the number of
+    ranks.
+    """
     address = environment.get("MASTER_ADDR")
     try:
         socket.getaddrinfo(address, None)  # torch would ask again and again for half an hour
         store, rank, world_size = next(rendezvous("env://"))
     except (ValueError, OSError) as error:
-        fault = f"RANK={environment['RANK']} is set, but rank 0 cannot be found at MASTER_ADDR={address} ({error})"
+        fault = (
+            f"RANK={environment['RANK']} is set, but rank 0 cannot be found at "
+            f"MASTER_ADDR={address} ({error})"
+        )
         way_out = "start the ranks with torchrun, or unset RANK to train alone"
         raise ValueError(f"{fault}: {way_out}") from error
     shared = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -92,9 +105,11 @@ def meet(environment: Mapping[str, str]) -> tuple[Store, int, int]:
 
 
 def fresh(store: Store, rank: int, world_size: int) -> Store:
-    """Return a new part of torchrun's store, which outlives a restart and still has the addresses of dead ranks.
+    """Return a new part of torchrun's store, which outlives a restart and still has the addresses
+    of dead ranks.
 
-    Rank 0 makes up a name, and gives it to each rank that shows a new ticket. (Each node counts restarts for itself.)
+    Rank 0 makes up a name, and gives it to each rank that shows a new ticket. (Each node counts
+    restarts for itself.)
     """
     ticket = secrets.token_hex(8)
     if rank == 0:
@@ -112,9 +127,12 @@ def fresh(store: Store, rank: int, world_size: int) -> Store:
 
 
 def num_threads(ranks_here: int, environment: Mapping[str, str]) -> int:
-    """Return this rank's share of the cores; torch's own number if it is alone on its node, or if the user set one."""
+    """Return this rank's share of the cores; torch's own number if it is alone on its node, or if
+    the user set one.
+    """
     is_set = "OMP_NUM_THREADS" in environment
-    if "TORCHELASTIC_RUN_ID" in environment:  # torchrun itself sets 1 if it was started without a number
+    # Torchrun itself sets 1 if it was started without a number
+    if "TORCHELASTIC_RUN_ID" in environment:
         is_set = b"OMP_NUM_THREADS=" in Path(f"/proc/{os.getppid()}/environ").read_bytes()
     if is_set or ranks_here == 1:
         return torch.get_num_threads()
@@ -122,10 +140,12 @@ def num_threads(ranks_here: int, environment: Mapping[str, str]) -> int:
 
 
 def check_same_options(config: TrainConfig | str, spelled: Mapping[str, str] | None = None) -> None:
-    """Raise a ValueError on every rank if ranks differ in an option, or in the content of the text. Call it first.
+    """Raise a ValueError on every rank if ranks differ in an option, or in the content of the text.
 
-    A rank whose options cannot be read gives instead what is wrong with them: then that is the error on all ranks.
-    Options are called as fields, or as ``spelled`` has them.
+    Call it first.
+
+    A rank whose options cannot be read gives instead what is wrong with them: then that is the
+    error on all ranks. Options are called as fields, or as ``spelled`` has them.
     """
     faults = [""] * dist.get_world_size()
     dist.all_gather_object(faults, config if isinstance(config, str) else "")
@@ -173,20 +193,27 @@ def describe_lost_peer(checkpoint_dir: str | None) -> str:
     from labtrain import checkpoint
 
     store, silent = dist.distributed_c10d._get_default_store(), "0"
-    with suppress(RuntimeError):  # the store is gone, with rank 0, or with the first node's torchrun
+    # The store is gone, with rank 0, or with the first node's torchrun
+    with suppress(RuntimeError):
         silent = ", ".join(map(str, silent_ranks(store)))
-        silent = store.compare_set("labtrain silent", "", silent).decode()  # all ranks say what one has found
+        # All ranks say what one has found
+        silent = store.compare_set("labtrain silent", "", silent).decode()
     who = f" (no answer from rank {silent})" if silent else ""
     newest = checkpoint.newest(checkpoint_dir) if checkpoint_dir else None
-    then = f"with --resume, a restart goes on after {newest.name}" if newest else "no checkpoint is there to resume"
+    then = (
+        f"with --resume, a restart goes on after {newest.name}"
+        if newest
+        else "no checkpoint is there to resume"
+    )
     return f"a peer is gone{who}, so the other ranks end: {then}"
 
 
 def silent_ranks(store: Store) -> list[int]:
     """Return the ranks that are gone: all ranks that still run call this, and so answer each other.
 
-    On a busy machine an answer may take seconds. So a rank counts as gone when somebody on its machine
-    sees that its process has ended; or if nobody can see that, when there is no news for long.
+    On a busy machine an answer may take seconds. So a rank counts as gone when somebody on its
+    machine sees that its process has ended; or if nobody can see that, when there is no news for
+    long.
     """
     there, gone = "labtrain is there", "labtrain is gone"
     store.set(f"{there} {dist.get_rank()}", "")
@@ -221,16 +248,20 @@ def _has_ended(store: Store, rank: int) -> bool:
 
 
 def _machine() -> str:
-    """Return what tells this machine from others, and a container's processes from those outside."""
+    """Return what tells this machine from others, and a container's processes from
+    those outside.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def say_once(text: str, restart_helps: bool = False) -> None:
-    """Print a last message on stderr, once for all ranks of a node that say it; torchrun repeats it below its report.
+    """Print a last message on stderr, once for all ranks of a node that say it; torchrun repeats it
+    below its report.
 
-    The ranks wait a moment for each other, because torchrun ends all others when one has left with an error. No exit
-    code keeps it from restarting them: if that would end in the same way, one rank of each node tells it to stop.
+    The ranks wait a moment for each other, because torchrun ends all others when one has left with
+    an error. No exit code keeps it from restarting them: if that would end in the same way, one
+    rank of each node tells it to stop.
     """
     store, world_size = HashStore(), 1
     if dist.is_initialized():
@@ -243,16 +274,28 @@ def say_once(text: str, restart_helps: bool = False) -> None:
             return if_gone
 
     restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
-    stops_torchrun = not restart_helps and restarts > int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
-    text += "\n(A restart would end in the same way, so torchrun is told to stop.)" if stops_torchrun else ""
+    stops_torchrun = not restart_helps and restarts > int(
+        os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
+    )
+    text += (
+        "\n(A restart would end in the same way, so torchrun is told to stop.)"
+        if stops_torchrun
+        else ""
+    )
     node = os.environ.get("GROUP_RANK", "0")
-    is_said_here = is_first(f"says {zlib.crc32(text.encode())} on node {node}", if_gone=restart_helps)
+    is_said_here = is_first(
+        f"says {zlib.crc32(text.encode())} on node {node}", if_gone=restart_helps
+    )
     stops_here = stops_torchrun and is_first(f"stops node {node}", if_gone=False)
     if is_said_here:
         print(text, file=sys.stderr, flush=True)
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
-        about = {"message": text if is_said_here else "as on another rank", "timestamp": int(time.time())}
-        about["timestamp"] += not is_said_here  # torchrun takes the earliest as the root cause, and shows it last
+        about = {
+            "message": text if is_said_here else "as on another rank",
+            "timestamp": int(time.time()),
+        }
+        # Torchrun takes the earliest as the root cause, and shows it last
+        about["timestamp"] += not is_said_here
         Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(about))
     with suppress(RuntimeError):
         left, deadline = store.add("labtrain left", 1), time.monotonic() + 2.0
@@ -262,4 +305,5 @@ def say_once(text: str, restart_helps: bool = False) -> None:
     if stops_here:
         os.kill(os.getppid(), signal.SIGTERM)
     if stops_torchrun:
-        time.sleep(60)  # torchrun stops this rank, too; if it came to an end first, torchrun might restart it
+        # Torchrun stops this rank, too; if it came to an end first, torchrun might restart it
+        time.sleep(60)

@@ -1,12 +1,14 @@
-"""Computes one block of attention, some queries on some keys, for `labkit.context_parallel.blockwise`.
+"""Computes one block of attention, some queries on some keys, for
+`labkit.context_parallel.blockwise`.
 
-A block's softmax sees only its own keys. Its log-sum-exp (lse) is their total weight, with which blocks are merged one
-by one (online softmax). Backward takes the lse of the whole row instead.
+A block's softmax sees only its own keys. Its log-sum-exp (lse) is their total weight, with which
+blocks are merged one by one (online softmax). Backward takes the lse of the whole row instead.
 
-Plain tensor ops define the result; torch's flash kernels, where the device and dtype have one, compute it without the
-[n, m] matrix. Sums are in float32 or better.
+Plain tensor ops define the result; torch's flash kernels, where the device and dtype have one,
+compute it without the [n, m] matrix. Sums are in float32 or better.
 
-Source: arXiv 2307.08691 (FlashAttention-2), section 3.1; the merge as in zhuzilin's ring-flash-attention.
+Source: arXiv 2307.08691 (FlashAttention-2), section 3.1; the merge as in zhuzilin's
+ring-flash-attention.
 """
 
 import math
@@ -19,13 +21,17 @@ aten = torch.ops.aten
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output [b, h, n, d] and the lse [b, h, n, 1] of q [b, h, n, d] on k and v [b, h_kv, m, d]."""
+    """Return the output [b, h, n, d] and the lse [b, h, n, 1] of q [b, h, n, d] on k and v
+    [b, h_kv, m, d].
+    """
     compute = _flash if _has_flash(q, k) else _plain
     return compute(q, k, v, causal)
 
 
 def attend_backward(grad, q, k, v, out, lse, causal: bool) -> tuple[torch.Tensor, ...]:
-    """Return this block's gradients of q, k and v; ``grad``, ``out`` and ``lse`` are the whole row's."""
+    """Return this block's gradients of q, k and v; ``grad``, ``out`` and ``lse`` are the whole
+    row's.
+    """
     compute = _flash_backward if _has_flash(q, k) else _plain_backward
     return compute(grad, q, k, v, out, lse, causal)
 
@@ -61,7 +67,9 @@ def _scores(q, k, causal):
 
 
 def _by_kv_head(q, k, *others):
-    """Return the tensors with heads as [h_kv, g], or [h_kv, 1] in k and v: g heads share a kv head."""
+    """Return the tensors with heads as [h_kv, g], or [h_kv, 1] in k and v: g heads
+    share a kv head.
+    """
     return [x.to(sum_dtype(x)).unflatten(1, (k.size(1), -1)) for x in (q, k, *others)]
 
 

@@ -1,4 +1,6 @@
-"""Computes attention block by block as the keys and values of all ranks arrive, from a ring or from an all-gather."""
+"""Computes attention block by block as the keys and values of all ranks arrive, from a ring or from
+an all-gather.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -14,7 +16,9 @@ from labkit.context_parallel.positions import Part, check_fit, part_with_work
 
 
 class OnlineSoftmax:
-    """Attention over the keys so far: ``out`` [b, h, n, d] and ``lse`` [b, h, n, 1], which starts at -inf."""
+    """Attention over the keys so far: ``out`` [b, h, n, d] and ``lse`` [b, h, n, 1], which starts
+    at -inf.
+    """
 
     def __init__(self, q: torch.Tensor):
         self.out = torch.zeros_like(q, dtype=sum_dtype(q), memory_format=torch.contiguous_format)
@@ -35,12 +39,15 @@ class OnlineSoftmax:
 def blockwise_attention(
     q, k, v, group, causal: bool, zigzag: bool, kv_of_ranks, kv_gradients
 ) -> torch.Tensor:
-    """Return attention of this rank's queries to all keys; errors and other arguments as in `ring_attention`.
+    """Return attention of this rank's queries to all keys; errors and other arguments as in
+    `ring_attention`.
 
     Args:
-        kv_of_ranks: ``(kv, group)`` yields each rank with its keys and values, stacked [2, b, h_kv, s/c, d].
-        kv_gradients: ``(kv, group, add_block)`` returns the gradient of this rank's kv, summed over all ranks. It calls
-            ``add_block(source, kv, dkv)`` for each rank's kv, which adds the gradient from this rank's queries to dkv.
+        kv_of_ranks: ``(kv, group)`` yields each rank with its keys and values, stacked
+            [2, b, h_kv, s/c, d].
+        kv_gradients: ``(kv, group, add_block)`` returns the gradient of this rank's kv, summed over
+            all ranks. It calls ``add_block(source, kv, dkv)`` for each rank's kv, which adds the
+            gradient from this rank's queries to dkv.
     """
     refuse_autocast("attention over a context-parallel group", q.device)
     check_fit(q, k, v, group.size(), zigzag)
@@ -95,10 +102,11 @@ def all_gather_attention(
     causal=True,
     zigzag=True,
 ) -> torch.Tensor:
-    """Return attention of this rank's queries to all keys; arguments and errors as in `ring_attention`.
+    """Return attention of this rank's queries to all keys; arguments and errors as in
+    `ring_attention`.
 
-    Each rank gathers the keys and values of the whole sequence, which are small with few kv heads. Backward gathers
-    them again, and reduce-scatters their gradients in float32 or better.
+    Each rank gathers the keys and values of the whole sequence, which are small with few kv heads.
+    Backward gathers them again, and reduce-scatters their gradients in float32 or better.
     Source: arXiv 2407.21783 (Llama 3), section 3.3.2.
     """
     return blockwise_attention(q, k, v, group, causal, zigzag, _gather, _reduce_scatter)

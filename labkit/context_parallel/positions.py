@@ -1,7 +1,8 @@
-"""Says which tokens each context-parallel rank holds, and which part of each attention block the mask leaves.
+"""Says which tokens each context-parallel rank holds, and which part of each attention block the
+mask leaves.
 
-With a causal mask, early tokens see few keys and late ones many. To balance the work of every step, the sequence is
-split into 2c chunks, and rank r holds chunks r and 2c - 1 - r.
+With a causal mask, early tokens see few keys and late ones many. To balance the work of every step,
+the sequence is split into 2c chunks, and rank r holds chunks r and 2c - 1 - r.
 
     c = 2, chunks 0 to 3      rank 0: [0] [3]      rank 1: [1] [2]
 
@@ -19,9 +20,11 @@ from labkit.sizes import check_size
 def positions(
     seq_length: int, cp_size: int, cp_rank: int, zigzag: bool = True, *, device=None
 ) -> torch.Tensor:
-    """Return the positions of a rank's tokens in the whole sequence, [seq/c], ascending; errors as in `tokens_of_rank`.
+    """Return the positions of a rank's tokens in the whole sequence, [seq/c], ascending; errors as
+    in `tokens_of_rank`.
 
-    ``tokens[:, positions(...)]`` are its tokens. Shift the labels first: the token after a chunk is on another rank.
+    ``tokens[:, positions(...)]`` are its tokens. Shift the labels first: the token after a chunk is
+    on another rank.
 
     >>> positions(8, cp_size=2, cp_rank=0).tolist(), positions(8, cp_size=2, cp_rank=1).tolist()
     ([0, 1, 6, 7], [2, 3, 4, 5])
@@ -41,10 +44,12 @@ class Part(NamedTuple):
 def part_with_work(
     cp_rank: int, source: int, length: int, causal: bool, zigzag: bool
 ) -> Part | None:
-    """Return the part of the block of a rank's ``length`` queries and rank ``source``'s keys to compute, or None.
+    """Return the part of the block of a rank's ``length`` queries and rank ``source``'s keys to
+    compute, or None.
 
-    If zigzag, this is a triangle for a rank's own keys, and half a block for those of any other: the chunks of an
-    earlier rank lie before and after both of this rank's; those of a later rank lie between them.
+    If zigzag, this is a triangle for a rank's own keys, and half a block for those of any other:
+    the chunks of an earlier rank lie before and after both of this rank's; those of a later rank
+    lie between them.
     """
     everything = slice(0, length)
     if not causal or source == cp_rank:
@@ -61,12 +66,18 @@ def part_with_work(
 def check_fit(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cp_size: int, zigzag: bool
 ) -> None:
-    """Raise a ValueError if these are not a rank's queries, keys and values, or the sequence cannot be split so."""
+    """Raise a ValueError if these are not a rank's queries, keys and values, or the sequence cannot
+    be split so.
+    """
     expected = (q.size(0), k.size(1), *q.shape[2:]) if q.dim() == k.dim() == 4 else None
     if tuple(k.shape) != expected or k.shape != v.shape:
-        rule = "use q [batch, heads, seq/c, head_size], and k and v like it with as many heads or fewer"
+        rule = (
+            "use q [batch, heads, seq/c, head_size], and k and v like it with as many "
+            "heads or fewer"
+        )
         raise ValueError(
-            f"q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)} do not fit together: {rule}"
+            f"q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)} do not fit "
+            f"together: {rule}"
         )
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(

@@ -6,9 +6,10 @@
     rank 2     kv 2 kv 1 kv 0 kv 3         to the next rank, and receives those of the next step
     rank 3     kv 3 kv 2 kv 1 kv 0
 
-Backward sends the keys and values around again. Their gradients follow one step behind; each rank adds its own, and
-the last hop returns them to their owner. So a rank sends c - 1 messages forward and (c - 1) + c backward, 3c - 2 of
-2 b h_kv (s/c) d numbers each. Gradients are sent in float32 or better.
+Backward sends the keys and values around again. Their gradients follow one step behind; each rank
+adds its own, and the last hop returns them to their owner. So a rank sends c - 1 messages forward
+and (c - 1) + c backward, 3c - 2 of 2 b h_kv (s/c) d numbers each. Gradients are sent in float32 or
+better.
 
 Source: arXiv 2310.01889 (Ring Attention); zigzag chunks as in `labkit.context_parallel.positions`.
 """
@@ -31,11 +32,13 @@ def ring_attention(
     causal=True,
     zigzag=True,
 ) -> torch.Tensor:
-    """Return attention of this rank's queries to the keys of all ranks, [batch, heads, seq/c, head_size].
+    """Return attention of this rank's queries to the keys of all ranks,
+    [batch, heads, seq/c, head_size].
 
-    q: [batch, heads, seq/c, head_size]; k and v have as many heads, or fewer that divide them (grouped queries). Tokens
-    are those of `positions`, with the same ``zigzag``. There is no dropout. A rank holds two ranks' keys and values
-    at a time, and in backward three gradients of that size; it saves q, k, v, the output and its lse for backward.
+    q: [batch, heads, seq/c, head_size]; k and v have as many heads, or fewer that divide them
+    (grouped queries). Tokens are those of `positions`, with the same ``zigzag``. There is no
+    dropout. A rank holds two ranks' keys and values at a time, and in backward three gradients of
+    that size; it saves q, k, v, the output and its lse for backward.
 
     Raises:
         ValueError: the sizes do not fit together. Nothing has been sent then.
@@ -44,7 +47,9 @@ def ring_attention(
 
 
 def _rotate_kv(kv: torch.Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield each rank with its keys and values, this rank's first; the next are received while the caller computes."""
+    """Yield each rank with its keys and values, this rank's first; the next are received while the
+    caller computes.
+    """
     recv_buffer = torch.empty_like(kv)
     for step in range(group.size()):
         is_last = step == group.size() - 1
@@ -57,7 +62,9 @@ def _rotate_kv(kv: torch.Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int
 def _rotate_kv_and_gradients(
     own_kv: torch.Tensor, group: dist.ProcessGroup, add_block: Callable
 ) -> torch.Tensor:
-    """Send keys and values around, followed by their gradients; return the gradient of this rank's own."""
+    """Send keys and values around, followed by their gradients; return the gradient of this rank's
+    own.
+    """
     dkv = torch.zeros_like(own_kv, dtype=sum_dtype(own_kv))
     recv_buffer = torch.zeros_like(dkv)
     work = []
@@ -75,7 +82,8 @@ def _rotate_kv_and_gradients(
 def _send_recv(
     tensor: torch.Tensor, recv_buffer: torch.Tensor, group: dist.ProcessGroup
 ) -> list[dist.Work]:
-    """Start to send a tensor to the next rank and to receive one of its size from the previous rank.
+    """Start to send a tensor to the next rank and to receive one of its size from the previous
+    rank.
 
     Both are one batch: a ring of sends that each wait for a receive would deadlock on NCCL.
     """

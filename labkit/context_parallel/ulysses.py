@@ -2,9 +2,10 @@
 
     [batch, heads, seq/c, head_size]   -- all-to-all -->   [batch, heads/c, seq, head_size]
 
-Every rank then has the whole sequence for its own heads, so any attention kernel works, and the work is balanced
-whatever the mask. Queries, keys, values and the output each take one all-to-all forward and one backward, which send
-(c - 1)/c of the tensor. c is at most the number of kv heads. Source: arXiv 2309.14509 (DeepSpeed Ulysses).
+Every rank then has the whole sequence for its own heads, so any attention kernel works, and the
+work is balanced whatever the mask. Queries, keys, values and the output each take one all-to-all
+forward and one backward, which send (c - 1)/c of the tensor. c is at most the number of kv heads.
+Source: arXiv 2309.14509 (DeepSpeed Ulysses).
 """
 
 from functools import partial
@@ -31,10 +32,11 @@ def ulysses_attention(
     causal=True,
     zigzag=True,
 ) -> torch.Tensor:
-    """Return attention of this rank's queries to all keys; arguments and errors as in `ring_attention`.
+    """Return attention of this rank's queries to all keys; arguments and errors as in
+    `ring_attention`.
 
-    c must also divide the heads and the kv heads. ``zigzag`` only says which tokens the ranks hold: the causal mask
-    needs them in order.
+    c must also divide the heads and the kv heads. ``zigzag`` only says which tokens the ranks hold:
+    the causal mask needs them in order.
     """
     refuse_autocast("ulysses_attention", q.device)
     c = group.size()
@@ -59,7 +61,9 @@ def ulysses_attention(
 def _exchange(
     x: torch.Tensor, group: dist.ProcessGroup, split_dim: int, join_dim: int
 ) -> torch.Tensor:
-    """Send each rank its chunk along ``split_dim``, and concatenate the chunks received along ``join_dim``."""
+    """Send each rank its chunk along ``split_dim``, and concatenate the chunks received along
+    ``join_dim``.
+    """
     received = all_to_all(
         torch.stack(x.chunk(group.size(), split_dim)), group
     )  # [c, ...]: one chunk for each rank

@@ -1,4 +1,6 @@
-"""Detects when backward enters or leaves a unit, and refuses parameters that are used outside it."""
+"""Detects when backward enters or leaves a unit, and refuses parameters that are used
+outside it.
+"""
 
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -12,7 +14,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 class SavedTensors(saved_tensors_hooks):
     """Calls ``before_use`` when backward unpacks a saved tensor that is in one of the ``buffers``.
 
-    Tensors are packed by the enclosing hooks, such as those of a checkpoint, or as torch itself would.
+    Tensors are packed by the enclosing hooks, such as those of a checkpoint, or as torch itself
+    would.
     """
 
     def __init__(self, buffers: list[torch.Tensor], before_use: Callable[[], None]):
@@ -35,7 +38,9 @@ def lies_in(x, buffers: list[torch.Tensor]) -> bool:
 
 
 def _without_graph(x: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return what to save of a tensor: if a node saved its own output with the graph, neither would ever be freed."""
+    """Return what to save of a tensor: if a node saved its own output with the graph, neither would
+    ever be freed.
+    """
     return x.detach(), x._version
 
 
@@ -50,16 +55,20 @@ def _unchanged(saved: tuple[torch.Tensor, int]) -> torch.Tensor:
 
 
 def marked(tree) -> tuple[Any, list[torch.Tensor]]:
-    """Give each tensor that enters or leaves a unit its own autograd node; return the tree and these tensors.
+    """Give each tensor that enters or leaves a unit its own autograd node; return the tree and
+    these tensors.
 
-    Otherwise two consecutive units would hook the same tensor, and one of the hooks would run too late.
+    Otherwise two consecutive units would hook the same tensor, and one of the hooks would run too
+    late.
     """
     tree = tree_map(lambda x: x.view_as(x) if _needs_grad(x) else x, tree)
     return tree, list(filter(_needs_grad, tree_leaves(tree)))
 
 
 def on_exit(inputs: list[torch.Tensor], call: Callable[[], None]) -> None:
-    """Call ``call`` when the gradients of all these tensors are there, in the first backward that computes them."""
+    """Call ``call`` when the gradients of all these tensors are there, in the first backward that
+    computes them.
+    """
 
     def once(
         grads,
@@ -109,7 +118,9 @@ METADATA.append(torch.Tensor.untyped_storage)
 
 
 class Absent(torch.Tensor):
-    """Stands in for a parameter that is not gathered: only metadata, such as its dtype and device, can be read."""
+    """Stands in for a parameter that is not gathered: only metadata, such as its dtype and device,
+    can be read.
+    """
 
     why: str
 

@@ -1,8 +1,10 @@
-"""Flattens parameters into a buffer that ranks gather and free, and of which each rank keeps a shard.
+"""Flattens parameters into a buffer that ranks gather and free, and of which each rank keeps a
+shard.
 
-A buffer of n numbers is divided into d equal shards, whose borders may fall inside a parameter. So one all-gather fills
-the buffer without a copy, and one reduce-scatter reduces its gradients.
-Source: Zhao et al., "PyTorch FSDP", VLDB 2023 (arXiv 2304.11277), sections 3.2.1 (flat parameters) and 4.2.
+A buffer of n numbers is divided into d equal shards, whose borders may fall inside a parameter. So
+one all-gather fills the buffer without a copy, and one reduce-scatter reduces its gradients.
+Source: Zhao et al., "PyTorch FSDP", VLDB 2023 (arXiv 2304.11277), sections 3.2.1 (flat parameters)
+and 4.2.
 """
 
 from collections.abc import Iterable
@@ -33,7 +35,9 @@ Form = Literal["whole", "shard", "absent"]
 
 @dataclass(eq=False)
 class ShardedParameter:
-    """A parameter in its three forms, the modules that have it, and its slices of the buffer and the shard."""
+    """A parameter in its three forms, the modules that have it, and its slices of the buffer and
+    the shard.
+    """
 
     shard: nn.Parameter  # [m], what this rank keeps and the optimizer updates
     whole: nn.Parameter  # what the module computes with
@@ -45,11 +49,13 @@ class ShardedParameter:
 
 
 class FlatParameter:
-    """Parameters of one kind, flattened into a buffer [n] that has memory only while gathered, and a shard [n/d].
+    """Parameters of one kind, flattened into a buffer [n] that has memory only while gathered, and
+    a shard [n/d].
 
-    Sharded parameters are views of the shard, whole ones of the buffer. Autograd saves the whole ones for backward, so
-    these tensors stay while their memory is freed and allocated again. Micro-batches accumulate in ``sum``, reduced
-    over this group, or in ``average``, reduced over the replicas of hybrid sharding too.
+    Sharded parameters are views of the shard, whole ones of the buffer. Autograd saves the whole
+    ones for backward, so these tensors stay while their memory is freed and allocated again.
+    Micro-batches accumulate in ``sum``, reduced over this group, or in ``average``, reduced over
+    the replicas of hybrid sharding too.
     """
 
     def __init__(self, places: Places, groups: GroupsOf, unit: str):
@@ -112,15 +118,19 @@ class FlatParameter:
         self.num_changes += 1
 
     def gather(self, *, refresh: bool) -> None:
-        """Start to gather the shards unless that is done or started; ``refresh``: again if this rank's has changed."""
+        """Start to gather the shards unless that is done or started; ``refresh``: again if this
+        rank's has changed.
+        """
         for each in self.parameters:
             if each.shard.requires_grad != self.is_trained:
                 module, name = each.places[0]
                 now = "frozen" if self.is_trained else "trained"
                 raise ValueError(
-                    f"{name} of a {type(module).__name__} is now {now}: change that before you shard it"
+                    f"{name} of a {type(module).__name__} is now {now}: change that before "
+                    "you shard it"
                 )
-        # The wrapper counts optimizer steps; other in-place changes increment the parameter's `_version`.
+        # The wrapper counts optimizer steps; other in-place changes increment the parameter's
+        # `_version`.
         version = self.num_changes + sum(each.shard._version for each in self.parameters)
         memory = self.buffer.untyped_storage()
         if memory.size() == 0 or (refresh and version != self.version):

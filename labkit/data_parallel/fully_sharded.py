@@ -1,9 +1,12 @@
-"""Shards parameters, gradients and optimizer states (ZeRO-3): a unit of the model is whole only while it computes.
+"""Shards parameters, gradients and optimizer states (ZeRO-3): a unit of the model is whole only
+while it computes.
 
-The parameters of a *unit*, such as one layer, are flattened into a buffer, of which each of d ranks keeps 1/d. While
-unit k computes, forward gathers k+1, and backward gathers k-1 and reduce-scatters the gradients of k+1. A rank sends
-3(d-1)/d numbers per parameter and step; plain data parallelism, by ring all-reduce, sends 2(d-1)/d.
-Sources: arXiv 1910.02054, section 5.3; "PyTorch FSDP", arXiv 2304.11277, sections 3 and 4; torch's `fully_shard`.
+The parameters of a *unit*, such as one layer, are flattened into a buffer, of which each of d ranks
+keeps 1/d. While unit k computes, forward gathers k+1, and backward gathers k-1 and reduce-scatters
+the gradients of k+1. A rank sends 3(d-1)/d numbers per parameter and step; plain data parallelism,
+by ring all-reduce, sends 2(d-1)/d.
+Sources: arXiv 1910.02054, section 5.3; "PyTorch FSDP", arXiv 2304.11277, sections 3 and 4; torch's
+`fully_shard`.
 """
 
 import copy
@@ -42,30 +45,38 @@ from labkit.sizes import check_size
 class FullyShardedDataParallel(DataParallelBase):
     """A module whose parameters, gradients and optimizer states are divided over the group.
 
-    Outside of forward a parameter is this rank's flat shard of it, possibly empty: the same object as before, unless
-    that was on the meta device. Use an element-wise optimizer (not Adafactor, Muon or L-BFGS). A gradient is a shard of
-    the average that `DataParallel` makes, and None if it is None on every rank.
+    Outside of forward a parameter is this rank's flat shard of it, possibly empty: the same object
+    as before, unless that was on the meta device. Use an element-wise optimizer (not Adafactor,
+    Muon or L-BFGS). A gradient is a shard of the average that `DataParallel` makes, and None if it
+    is None on every rank.
 
-    All ranks run the same units in the same order; inside a unit they may use different parameters. Parameters in no
-    unit belong to the root, which is whole from the start of forward to the end of backward. Inside `no_sync`, each
-    rank keeps whole gradients. All ranks start with the values of the first, and get its buffers with each average. On
-    GPUs the host synchronizes only if a parameter has no gradient here, to learn whether another rank has one.
+    All ranks run the same units in the same order; inside a unit they may use different parameters.
+    Parameters in no unit belong to the root, which is whole from the start of forward to the end of
+    backward. Inside `no_sync`, each rank keeps whole gradients. All ranks start with the values of
+    the first, and get its buffers with each average. On GPUs the host synchronizes only if a
+    parameter has no gradient here, to learn whether another rank has one.
 
-    A unit's backward starts when its output gets a gradient, or autograd first needs one of its parameters. It ends
-    when its inputs have theirs; later gradients are reduced at the end of backward. Called twice, it is reduced twice.
+    A unit's backward starts when its output gets a gradient, or autograd first needs one of its
+    parameters. It ends when its inputs have theirs; later gradients are reduced at the end of
+    backward. Called twice, it is reduced twice.
 
     Args:
         units: modules inside ``module``, in the order in which forward calls them.
-        reshard_after_forward: free each unit after forward, and gather it again for backward. Otherwise it stays whole
-            until its backward is done (with `no_sync`, the last one). A forward without backward needs no_grad.
-        prefetch: gather this many units ahead: at most 1 + ``prefetch`` and the root are whole at a time.
-        replicate_group: the ranks with the same shard (hybrid sharding); gradients are averaged over it too.
-        own_groups: for each ``replica_group`` of parameters, the replicate and the shard group to use for them.
+        reshard_after_forward: free each unit after forward, and gather it again for backward.
+            Otherwise it stays whole until its backward is done (with `no_sync`, the last one). A
+            forward without backward needs no_grad.
+        prefetch: gather this many units ahead: at most 1 + ``prefetch`` and the root are whole at a
+            time.
+        replicate_group: the ranks with the same shard (hybrid sharding); gradients are averaged
+            over it too.
+        own_groups: for each ``replica_group`` of parameters, the replicate and the shard group to
+            use for them.
 
     Raises:
-        ValueError: before any communication, if units are not in the module, contain each other or share a parameter;
-            on every rank, if the ranks' parameters differ. In forward or backward, if a parameter is used outside its
-            unit, has been frozen or unfrozen, or has changed since forward. In ``backward(create_graph=True)``.
+        ValueError: before any communication, if units are not in the module, contain each other or
+            share a parameter; on every rank, if the ranks' parameters differ. In forward or
+            backward, if a parameter is used outside its unit, has been frozen or unfrozen, or has
+            changed since forward. In ``backward(create_graph=True)``.
     """
 
     def __init__(
@@ -118,7 +129,9 @@ class FullyShardedDataParallel(DataParallelBase):
         )
 
     def _watch(self, module: nn.Module, unit: Unit) -> None:
-        """Have this wrapper called when a unit's forward begins and ends, and when a gradient arrives."""
+        """Have this wrapper called when a unit's forward begins and ends, and when a gradient
+        arrives.
+        """
         module.register_forward_pre_hook(Hook(self._before_forward, unit), with_kwargs=True)
         module.register_forward_hook(
             Hook(self._after_forward, unit), with_kwargs=True, always_call=True
@@ -132,7 +145,10 @@ class FullyShardedDataParallel(DataParallelBase):
         return self.module(*args, **kwargs)
 
     def sync_gradients(self) -> None:
-        """Reduce what is left and wait for all gradients. Backward calls it, but not in `no_sync` or `reducing`."""
+        """Reduce what is left and wait for all gradients.
+
+        Backward calls it, but not in `no_sync` or `reducing`.
+        """
         for unit in reversed(self._units):
             unit.free()
             if unit.has_unreduced_grads:
@@ -233,11 +249,14 @@ class FullyShardedDataParallel(DataParallelBase):
         self._start_backward(unit, self._backward_order)
         if unit.version != version:
             refuse(
-                f"parameters of {unit.name} have changed between forward and backward: call backward before a step"
+                f"parameters of {unit.name} have changed between forward and backward: call "
+                "backward before a step"
             )
 
     def _start_backward(self, unit: Unit, order: Sequence[Unit] = ()) -> None:
-        """Gather a unit for its part of backward, and have its gradients reduced after it, even if it gets none."""
+        """Gather a unit for its part of backward, and have its gradients reduced after it, even if
+        it gets none.
+        """
         self._begin_backward()
         if not unit.in_backward:
             unit.in_backward = unit.has_unreduced_grads = True

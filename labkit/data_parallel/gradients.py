@@ -1,7 +1,8 @@
 """Averages gradients over replicas: first the naive way, then in buckets, overlapped with backward.
 
-Backward runs from the last layer to the first, so the last layers' gradients are ready early. `DataParallel` collects
-them in *buckets*, and all-reduces a full bucket while the gradients of earlier layers are computed.
+Backward runs from the last layer to the first, so the last layers' gradients are ready early.
+`DataParallel` collects them in *buckets*, and all-reduces a full bucket while the gradients of
+earlier layers are computed.
 Source: Li et al., "PyTorch Distributed", VLDB 2020 (arXiv 2006.15704), section 3.2.
 """
 
@@ -34,7 +35,10 @@ GroupsOf = Mapping[
 
 
 def average_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
-    """Average all gradients after backward, one message each. All replicas must use the same parameters."""
+    """Average all gradients after backward, one message each.
+
+    All replicas must use the same parameters.
+    """
     for parameter in module.parameters():
         if parameter.grad is not None:
             parameter.grad /= group.size()
@@ -47,28 +51,30 @@ def average_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
 class DataParallel(DataParallelBase):
     """A replica of a module whose gradients, after backward, are the average over the group.
 
-    If each rank's loss is the mean over equally many rows, these are the gradients of the mean over all rows. With
-    gradient accumulation, let only the last backward communicate:
+    If each rank's loss is the mean over equally many rows, these are the gradients of the mean over
+    all rows. With gradient accumulation, let only the last backward communicate:
 
         for rows in micro_batches[:-1]:
             with model.no_sync():
                 loss(model(rows)).backward()
         loss(model(micro_batches[-1])).backward()
 
-    From its first backward on, ``parameter.grad`` is a view into its bucket: copy what should outlive the next step.
-    A gradient that only some ranks have counts as zero on the others; one that no rank has is left as it is. A sparse
-    gradient becomes dense. Gradients are sent in their parameter's ``grad_dtype``. All replicas start with the values
-    of the group's first rank, and get its buffers (such as BatchNorm's running mean) with each average. A module on the
-    meta device is materialized by its ``reset_parameters()``. A parameter whose placement has a ``replica_group`` is
-    averaged over that group instead.
+    From its first backward on, ``parameter.grad`` is a view into its bucket: copy what should
+    outlive the next step. A gradient that only some ranks have counts as zero on the others; one
+    that no rank has is left as it is. A sparse gradient becomes dense. Gradients are sent in their
+    parameter's ``grad_dtype``. All replicas start with the values of the group's first rank, and
+    get its buffers (such as BatchNorm's running mean) with each average. A module on the meta
+    device is materialized by its ``reset_parameters()``. A parameter whose placement has a
+    ``replica_group`` is averaged over that group instead.
 
     Args:
         bucket_bytes: a bucket is full at this size; with 0, each parameter has its own message.
         overlap: send each bucket as soon as it is full, not all of them after backward.
 
     Raises:
-        ValueError: on every rank, if the replicas' parameters or buffers differ in names, shapes or types, or if the
-            module has such a wrapper. In forward, if a parameter is in no bucket. In ``backward(create_graph=True)``.
+        ValueError: on every rank, if the replicas' parameters or buffers differ in names, shapes or
+            types, or if the module has such a wrapper. In forward, if a parameter is in no bucket.
+            In ``backward(create_graph=True)``.
     """
 
     def __init__(
@@ -112,14 +118,18 @@ class DataParallel(DataParallelBase):
                     and parameter not in self._bucket_of
                 ):
                     raise ValueError(
-                        f"this DataParallel does not average {self._name_of(parameter)}, which was frozen or missing "
+                        f"this DataParallel does not average {self._name_of(parameter)}, "
+                        "which was frozen or missing "
                         "when the wrapper was made: delete the wrapper, and wrap the plain module"
                     )
         self._discard_failed_backward()
         return self.module(*args, **kwargs)
 
     def sync_gradients(self) -> None:
-        """Send the remaining buckets, and wait for all. Backward calls it, except in `no_sync` and `reducing`."""
+        """Send the remaining buckets, and wait for all.
+
+        Backward calls it, except in `no_sync` and `reducing`.
+        """
         for bucket in self._buckets[self._next_bucket :]:
             bucket.start_reduce()
         for bucket in self._buckets:
@@ -143,7 +153,8 @@ class DataParallel(DataParallelBase):
         """Record that backward has computed this gradient, and send the buckets that are full."""
         if torch.is_grad_enabled():
             raise ValueError(
-                f"{self._name_of(parameter)} got a gradient with a graph from backward(create_graph=True), and the "
+                f"{self._name_of(parameter)} got a gradient with a graph from "
+                "backward(create_graph=True), and the "
                 "average has none: use torch.autograd.grad(..., create_graph=True), then backward()"
             )
         bucket = self._bucket_of[parameter]
@@ -155,8 +166,10 @@ class DataParallel(DataParallelBase):
             return
         if parameter in bucket.arrived:  # and may have been sent
             raise ValueError(
-                f"{self._name_of(parameter)} got a second gradient in one backward, as it does when two parts under "
-                "reentrant checkpointing share it: use checkpoint(..., use_reentrant=False), or overlap=False"
+                f"{self._name_of(parameter)} got a second gradient in one backward, as it "
+                "does when two parts under "
+                "reentrant checkpointing share it: use checkpoint(..., use_reentrant=False), "
+                "or overlap=False"
             )
         bucket.arrived.add(parameter)
         while self._next_bucket < len(self._buckets) and self._buckets[self._next_bucket].is_full:
@@ -171,7 +184,9 @@ class DataParallel(DataParallelBase):
 
 
 def _refuse_second_wrapper(module: nn.Module) -> None:
-    """Raise a ValueError if a wrapper already averages a parameter: both would divide its gradient."""
+    """Raise a ValueError if a wrapper already averages a parameter: both would divide
+    its gradient.
+    """
     for name, parameter in module.named_parameters():
         hooks = parameter._post_accumulate_grad_hooks or {}
         if any(isinstance(hook, Hook) and hook.method() is not None for hook in hooks.values()):
@@ -181,7 +196,9 @@ def _refuse_second_wrapper(module: nn.Module) -> None:
 
 
 class _Bucket:
-    """A flat buffer of some parameters' gradients, then one flag for each: whether it has a gradient."""
+    """A flat buffer of some parameters' gradients, then one flag for each: whether it has a
+    gradient.
+    """
 
     def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup):
         self.parameters = parameters
@@ -228,7 +245,9 @@ class _Bucket:
             self.work = None
 
     def assign_grads(self) -> None:
-        """Give each parameter that has a gradient on any rank the average; those with one here have it already."""
+        """Give each parameter that has a gradient on any rank the average; those with one here have
+        it already.
+        """
         if not self.is_full:
             for parameter, on_any_rank in zip(self.parameters, self.flags.tolist()):
                 if on_any_rank:
@@ -237,7 +256,9 @@ class _Bucket:
 
 
 def average_over(parameter: nn.Parameter, groups: GroupsOf) -> tuple[Groups, int]:
-    """Return the groups over which to sum a gradient, and the divisor: the placement's, or else their size."""
+    """Return the groups over which to sum a gradient, and the divisor: the placement's, or else
+    their size.
+    """
     placement = placement_of(parameter)
     own = placement.replica_group
     candidates = groups.get(own, (own,))
@@ -245,13 +266,16 @@ def average_over(parameter: nn.Parameter, groups: GroupsOf) -> tuple[Groups, int
     size = math.prod(group.size() for group in over)
     if own is not None and size != own.size():
         raise ValueError(
-            f"own_groups have {size} ranks in all, but their replica_group has {own.size()}: divide those"
+            f"own_groups have {size} ranks in all, but their replica_group has {own.size()}: "
+            "divide those"
         )
     return over, placement.grad_divisor or size
 
 
 def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: float) -> list[list[nn.Parameter]]:
-    """Return parameters in buckets, each of one dtype, device and group; the last of each kind may not be full."""
+    """Return parameters in buckets, each of one dtype, device and group; the last of each kind may
+    not be full.
+    """
     buckets: list[list[nn.Parameter]] = []
     filling: dict[tuple, list[nn.Parameter]] = {}
     for p in parameters:

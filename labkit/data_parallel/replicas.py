@@ -1,4 +1,6 @@
-"""Gives all replicas the same start, and tells their wrappers when a backward ends or has failed."""
+"""Gives all replicas the same start, and tells their wrappers when a backward ends or
+has failed.
+"""
 
 import warnings
 import weakref
@@ -26,7 +28,9 @@ class GradSync(Enum):
 
 
 class DataParallelBase(nn.Module):
-    """The base of wrappers that average gradients: the current `GradSync`, and what to do when a backward ends."""
+    """The base of wrappers that average gradients: the current `GradSync`, and what to do when a
+    backward ends.
+    """
 
     module: nn.Module
     groups: tuple[dist.ProcessGroup, ...]  # over which gradients are averaged, one after the other
@@ -44,7 +48,9 @@ class DataParallelBase(nn.Module):
         )
 
     def whole(self, parameter: nn.Parameter) -> nn.Parameter:
-        """Return the tensor that the module computes with for this parameter, which receives its gradient."""
+        """Return the tensor that the module computes with for this parameter, which receives its
+        gradient.
+        """
         return parameter
 
     def no_sync(self):
@@ -52,10 +58,12 @@ class DataParallelBase(nn.Module):
         return self._with_grads(GradSync.ACCUMULATE)
 
     def reducing(self, is_last: bool = True):
-        """Let backward start to reduce gradients, also inside `no_sync`; ``sync_gradients`` waits for them later.
+        """Let backward start to reduce gradients, also inside `no_sync`; ``sync_gradients`` waits
+        for them later.
 
-        A pipeline does so after all its ops, to overlap communication with compute. Unless this is the last backward
-        of a step (``is_last``), hybrid sharding reduces only within the shard group.
+        A pipeline does so after all its ops, to overlap communication with compute. Unless this is
+        the last backward of a step (``is_last``), hybrid sharding reduces only within the shard
+        group.
         """
         return self._with_grads(GradSync.AVERAGE if is_last else GradSync.REDUCE_SHARDS)
 
@@ -81,7 +89,9 @@ class DataParallelBase(nn.Module):
             self.sync_gradients()
 
     def _backward_failed(self, at_end: weakref.ref) -> None:
-        """Restore the modules to their state between steps; called if autograd drops ``at_end`` without calling it."""
+        """Restore the modules to their state between steps; called if autograd drops ``at_end``
+        without calling it.
+        """
 
     def _discard_failed_backward(self) -> None:
         """Wait for the messages of a failed backward, and discard them."""
@@ -91,9 +101,11 @@ class DataParallelBase(nn.Module):
 
 
 class Hook:
-    """Calls a wrapper's method with the ``given`` objects as first arguments; does nothing once the wrapper is gone.
+    """Calls a wrapper's method with the ``given`` objects as first arguments; does nothing once the
+    wrapper is gone.
 
-    It has only weak references, so as not to keep the wrapper's process group alive, with its threads and sockets.
+    It has only weak references, so as not to keep the wrapper's process group alive, with its
+    threads and sockets.
     """
 
     def __init__(self, method: Callable, *given: object):
@@ -108,12 +120,15 @@ class Hook:
 
 
 def materialize(module: nn.Module, device: torch.device, memory: dict | None = None) -> None:
-    """Replace all meta tensors of a module by ones on ``device``, and let ``reset_parameters()`` fill them.
+    """Replace all meta tensors of a module by ones on ``device``, and let ``reset_parameters()``
+    fill them.
 
-    Tensors that modules share stay shared. ``memory`` maps parameters to the tensors to use instead of new ones.
+    Tensors that modules share stay shared. ``memory`` maps parameters to the tensors to use instead
+    of new ones.
 
     Raises:
-        ValueError: a module has parameters or buffers on the meta device, but no ``reset_parameters``.
+        ValueError: a module has parameters or buffers on the meta device, but no
+            ``reset_parameters``.
     """
     made: dict[Any, Any] = dict(memory or {})
     for name, each in module.named_modules():
@@ -125,7 +140,10 @@ def materialize(module: nn.Module, device: torch.device, memory: dict | None = N
             if x is not None and x.is_meta
         ]
         if on_meta and not hasattr(each, "reset_parameters"):
-            what = f"{on_meta[0][1]} of {name or 'the module'} is on the meta device, and nothing can fill it"
+            what = (
+                f"{on_meta[0][1]} of {name or 'the module'} is on the meta device, and "
+                "nothing can fill it"
+            )
             raise ValueError(f"{what}: give {type(each).__name__} a reset_parameters()")
         for table, key, x in on_meta:
             if x not in made:
@@ -137,7 +155,9 @@ def materialize(module: nn.Module, device: torch.device, memory: dict | None = N
 
 
 def like(parameter: nn.Parameter, data: torch.Tensor) -> nn.Parameter:
-    """Return a parameter with this data, and all attributes of the given one: its placement, its ``grad_dtype``."""
+    """Return a parameter with this data, and all attributes of the given one: its placement, its
+    ``grad_dtype``.
+    """
     made = nn.Parameter(data, parameter.requires_grad)
     vars(made).update(vars(parameter))
     if grad_dtype_of(parameter) != made.dtype:
@@ -151,7 +171,9 @@ def grad_dtype_of(parameter: nn.Parameter) -> torch.dtype:
 
 
 def check_replicas(module: nn.Module, *groups: dist.ProcessGroup) -> None:
-    """Raise a ValueError on every rank unless names, shapes and types agree wherever tensors are replicated."""
+    """Raise a ValueError on every rank unless names, shapes and types agree wherever tensors are
+    replicated.
+    """
     texts: dict[dist.ProcessGroup, list[str]] = {group: [] for group in groups}
     for name, x in [*module.named_parameters(), *module.named_buffers()]:
         frozen = ", frozen" if isinstance(x, nn.Parameter) and not x.requires_grad else ""
@@ -175,7 +197,8 @@ def check_alike(mine: dict[str, str], advice: str, group: dist.ProcessGroup | No
     """Check that a dict is the same on all ranks, or on all of ``group``, each of which calls this.
 
     Raises:
-        ValueError: on every rank, naming the first entry in which the ranks differ, those ranks, and the advice.
+        ValueError: on every rank, naming the first entry in which the ranks differ, those ranks,
+            and the advice.
     """
     dicts = [mine] * dist.get_world_size(group)
     dist.all_gather_object(dicts, mine, group=group)
@@ -191,7 +214,9 @@ def check_alike(mine: dict[str, str], advice: str, group: dist.ProcessGroup | No
 
 
 def copy_from_first(tensors: Iterable[torch.Tensor], *groups: dist.ProcessGroup) -> None:
-    """Broadcast the values of the groups' first rank, or of the first in a parameter's ``replica_group``."""
+    """Broadcast the values of the groups' first rank, or of the first in a parameter's
+    ``replica_group``.
+    """
     for tensor in tensors:
         values = tensor.detach().contiguous()
         for group in dict.fromkeys(placement_of(tensor).replica_group or group for group in groups):

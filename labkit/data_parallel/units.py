@@ -1,4 +1,6 @@
-"""Divides a module into units, whose parameters are materialized, gathered, freed and reduced together."""
+"""Divides a module into units, whose parameters are materialized, gathered, freed and reduced
+together.
+"""
 
 import math
 from collections.abc import Callable
@@ -21,7 +23,10 @@ def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Places]
     names = {inner: name for name, inner in module.named_modules()}
     for number, unit in enumerate(units):
         if unit is module or unit not in names or type(unit).forward is nn.Module.forward:
-            this = f"units[{number}], a {type(unit).__name__}, is not a unit of this {type(module).__name__}"
+            this = (
+                f"units[{number}], a {type(unit).__name__}, is not a unit of this "
+                f"{type(module).__name__}"
+            )
             way_out = "name modules inside it that are called; instead of a list, name its layers"
             raise ValueError(f"{this}: {way_out}")
         others = units[:number] + units[number + 1 :]
@@ -53,9 +58,11 @@ def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Places]
 
 
 class Unit:
-    """Parameters that are gathered and freed together: one flat parameter for each kind (dtype, device, group).
+    """Parameters that are gathered and freed together: one flat parameter for each kind (dtype,
+    device, group).
 
-    Meta tensors are materialized here, so a rank that makes units one by one holds one whole unit at a time.
+    Meta tensors are materialized here, so a rank that makes units one by one holds one whole unit
+    at a time.
     """
 
     def __init__(self, name: str, module: nn.Module, places: Places, groups: GroupsOf):
@@ -115,7 +122,10 @@ class Unit:
 
 
 def assign_grads(flats: list[FlatParameter]) -> None:
-    """Assign averages to the parameters with a gradient on any rank. The flat parameters share their groups."""
+    """Assign averages to the parameters with a gradient on any rank.
+
+    The flat parameters share their groups.
+    """
     has_grad = [each.has_grad for flat in flats for each in flat.parameters]
     flags = torch.ones(len(has_grad), device=flats[0].shard.device)
     if not all(has_grad):  # otherwise the host need not wait for a copy

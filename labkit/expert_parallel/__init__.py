@@ -1,4 +1,6 @@
-"""Divides the experts of a layer among ranks, and sends each token to the ranks of the experts that it chooses."""
+"""Divides the experts of a layer among ranks, and sends each token to the ranks of the experts that
+it chooses.
+"""
 
 from labkit.expert_parallel.layer import Experts, MoELayer, combine, dispatch
 from labkit.expert_parallel.router import (

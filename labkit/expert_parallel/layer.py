@@ -1,12 +1,14 @@
-"""Sends tokens to the ranks of the experts that they chose, computes there, and brings the outputs back.
+"""Sends tokens to the ranks of the experts that they chose, computes there, and brings the outputs
+back.
 
     rank 0   a0 a1 a2 a3       a0 a2 b1       a0 b1 | a2       a0 a1 a2 a3
                       dispatch           experts       combine
     rank 1   b0 b1 b2 b3       a1 a3 b0 b2 b3          ...     b0 b1 b2 b3
 
-A rank has ``num_experts / ep_size`` experts, of each the hidden units that its expert_tp rank has. So a token goes to
-all ranks of an expert's expert_tp group, and their outputs, partial sums, are added up where it came from. That is as
-many bytes as an all-to-all over ep, and an all-gather and a reduce-scatter over expert_tp, in one message each way.
+A rank has ``num_experts / ep_size`` experts, of each the hidden units that its expert_tp rank has.
+So a token goes to all ranks of an expert's expert_tp group, and their outputs, partial sums, are
+added up where it came from. That is as many bytes as an all-to-all over ep, and an all-gather and a
+reduce-scatter over expert_tp, in one message each way.
 Source: arXiv 2006.16668, section 3; Megatron-LM's all-to-all dispatcher.
 """
 
@@ -49,8 +51,9 @@ def dispatch(
 ) -> tuple[torch.Tensor, Exchange]:
     """Return the rows of all ranks that this rank's experts compute, sorted by expert.
 
-    x: [tokens, hidden]; experts: [tokens, k] the choices of each token, `num_experts` for none. Every rank of ``tp_ep``
-    calls it, also without tokens. On a GPU the host waits to learn how many rows will come.
+    x: [tokens, hidden]; experts: [tokens, k] the choices of each token, `num_experts` for none.
+    Every rank of ``tp_ep`` calls it, also without tokens. On a GPU the host waits to learn how many
+    rows will come.
     """
     layout = groups.layout
     members = layout.group_of(groups.rank, "expert_tp", "ep")
@@ -71,7 +74,8 @@ def dispatch(
     ).tolist()  # here the host waits for a GPU, once
     recv_splits = numbers[num_experts:]
 
-    # Sorted by expert, the slots for each rank lie side by side. Ranks of one expert_tp group get the same ones.
+    # Sorted by expert, the slots for each rank lie side by side. Ranks of one expert_tp group get
+    # the same ones.
     slots_by_expert = choices.argsort(stable=True)  # those that chose none come last
     starts = [0, *accumulate(numbers[:num_experts])]  # of each expert's slots
     slots_of_ranks = [slots_by_expert[starts[r.start] : starts[r.stop]] for r in ranges]
@@ -92,7 +96,8 @@ def dispatch(
 def combine(
     rows: torch.Tensor, exchange: Exchange, probs: torch.Tensor, groups: ProcessGroups
 ) -> torch.Tensor:
-    """Return, [tokens, hidden], the sum of the outputs of each token's experts, weighted by probs [tokens, k].
+    """Return, [tokens, hidden], the sum of the outputs of each token's experts, weighted by probs
+    [tokens, k].
 
     ``rows`` are the outputs for the rows of `dispatch`. A choice that was dropped adds nothing.
     """
@@ -114,10 +119,11 @@ def combine(
 class Experts(PlacedModule):
     """The MLPs of a rank's experts, without biases: weights [experts of the rank, out, in].
 
-    ``forward(rows, ends)`` takes rows [n, hidden] sorted by expert, those of expert e before ``ends[e]``, and returns
-    partial sums of outputs, to be added up over expert_tp. ``up`` is [experts/ep, ffn/etp, hidden], fused twice with
-    ``gated``; ``down`` is [experts/ep, hidden, ffn/etp]. Gradients are added up over expert_dp, and divided by the
-    number of dense replicas, whose losses are averaged.
+    ``forward(rows, ends)`` takes rows [n, hidden] sorted by expert, those of expert e before
+    ``ends[e]``, and returns partial sums of outputs, to be added up over expert_tp. ``up`` is
+    [experts/ep, ffn/etp, hidden], fused twice with ``gated``; ``down`` is
+    [experts/ep, hidden, ffn/etp]. Gradients are added up over expert_dp, and divided by the number
+    of dense replicas, whose losses are averaged.
     """
 
     def __init__(
@@ -166,7 +172,9 @@ class Experts(PlacedModule):
 
 
 class _GroupedLinear(torch.autograd.Function):
-    """Y_e = X_e A_e^T for each expert e. x: [n, in], sorted by expert; weight: [experts, out, in]."""
+    """Y_e = X_e A_e^T for each expert e. x: [n, in], sorted by expert; weight:
+    [experts, out, in].
+    """
 
     @staticmethod
     def forward(ctx, x, weight, ends):
@@ -186,16 +194,19 @@ class _GroupedLinear(torch.autograd.Function):
 
 
 def _grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Return a_e @ b_e for each expert e: rows [n, out] if b is [experts, in, out], else matrices [experts, out, in].
+    """Return a_e @ b_e for each expert e: rows [n, out] if b is [experts, in, out], else matrices
+    [experts, out, in].
 
-    The groups of a are rows, or columns where those of b are rows. One kernel computes all, where torch has it.
+    The groups of a are rows, or columns where those of b are rows. One kernel computes all, where
+    torch has it.
     """
     gives_rows = b.dim() == 3
     widths = b.shape[-2:] if gives_rows else (len(a), b.size(1))
     if _has_kernel(a, widths):
         product = F.grouped_mm(a, b, offs=ends)
         if not gives_rows:
-            # On Blackwell an expert without rows would get what the memory held: pytorch/pytorch#172439.
+            # On Blackwell an expert without rows would get what the memory held:
+            # pytorch/pytorch#172439.
             num_rows = ends.diff(prepend=ends.new_zeros(1))
             product.masked_fill_((num_rows == 0)[:, None, None], 0)
         return product
@@ -206,7 +217,9 @@ def _grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> to
 
 
 def _has_kernel(a: torch.Tensor, widths: Sequence[int]) -> bool:
-    """Return whether torch has a kernel for this; it wants rows that start at multiples of 16 bytes."""
+    """Return whether torch has a kernel for this; it wants rows that start at multiples of 16
+    bytes.
+    """
     if not hasattr(F, "grouped_mm") or a.numel() == 0:
         return False
     if any(width * a.element_size() % 16 for width in widths):
@@ -220,18 +233,23 @@ def _xavier(weight: torch.Tensor) -> None:
 
 
 class MoELayer(nn.Module):
-    """A mixture of experts in the place of an MLP: each token is computed by the ``top_k`` experts that it chooses.
+    """A mixture of experts in the place of an MLP: each token is computed by the ``top_k`` experts
+    that it chooses.
 
-    ``forward(x)`` returns the output, like x, and the `Load`, whose losses are ``router.loss(load)``. x is replicated
-    over the tensor ranks, [..., seq, hidden], or [..., seq/t, hidden] with ``sequence_parallel``. In both cases each of
-    them routes its own slice. Experts lie in the layout's expert grid (`labkit.layout`), in which ep may cross dp, cp
+    ``forward(x)`` returns the output, like x, and the `Load`, whose losses are
+    ``router.loss(load)``. x is replicated over the tensor ranks, [..., seq, hidden], or
+    [..., seq/t, hidden] with ``sequence_parallel``. In both cases each of them routes its own
+    slice. Experts lie in the layout's expert grid (`labkit.layout`), in which ep may cross dp, cp
     and tp; on ranks of one expert_dp group they are the same.
 
     Args:
-        capacity_factor: each expert keeps at most ceil(tokens * k / num_experts * factor) of a rank's tokens, so what
-            is dropped depends on the layout; the least probable are. By default nothing is.
-        num_shared_experts: how many experts compute all tokens: one `ParallelMLP`, that many times as wide.
-        init_method, output_layer_init_method: fill all experts' weights [experts, out, in], and a shared [out, in].
+        capacity_factor: each expert keeps at most ceil(tokens * k / num_experts * factor) of a
+            rank's tokens, so what is dropped depends on the layout; the least probable are. By
+            default nothing is.
+        num_shared_experts: how many experts compute all tokens: one `ParallelMLP`, that many times
+            as wide.
+        init_method, output_layer_init_method: fill all experts' weights [experts, out, in], and a
+            shared [out, in].
         router: options of the `Router`.
 
     Raises:
@@ -265,7 +283,8 @@ class MoELayer(nn.Module):
         factor = 1.0 if capacity_factor is None else capacity_factor
         if not isinstance(factor, Real) or not 0 < float(factor) < math.inf:
             raise ValueError(
-                f"capacity_factor={capacity_factor!r} must be a number above 0, or None to drop no token"
+                f"capacity_factor={capacity_factor!r} must be a number above 0, or None to "
+                "drop no token"
             )
         self.groups = groups
         self.num_experts = num_experts
@@ -299,7 +318,9 @@ class MoELayer(nn.Module):
         return output, load
 
     def _routed_in_slices(self, x: torch.Tensor) -> tuple[torch.Tensor, Load]:
-        """Let each tensor rank process its own slice of the sequence; the sum of all slices, padded, is the whole."""
+        """Let each tensor rank process its own slice of the sequence; the sum of all slices,
+        padded, is the whole.
+        """
         tp = self.groups.tp
         seq_length = x.size(SEQUENCE_DIM)
         start = seq_length * tp.rank() // tp.size()

@@ -1,7 +1,10 @@
-"""Chooses experts for each token, in float32, and balances their loads: by auxiliary losses, or by a bias.
+"""Chooses experts for each token, in float32, and balances their loads: by auxiliary losses, or by
+a bias.
 
-A rank routes its own tokens only: those of its context rank, and of its slice of the sequence among the tensor ranks.
-Source: arXiv 2101.03961 (auxiliary loss), 2202.08906 (z-loss), 2501.11873 (global batch), 2408.15664 (bias).
+A rank routes its own tokens only: those of its context rank, and of its slice of the sequence among
+the tensor ranks.
+Source: arXiv 2101.03961 (auxiliary loss), 2202.08906 (z-loss), 2501.11873 (global batch),
+2408.15664 (bias).
 """
 
 import math
@@ -27,19 +30,22 @@ from labkit.tensor_parallel.shards import draw
 class LoadBalancing:
     """How the loads of experts are kept even. By default they are not.
 
-    The auxiliary loss is coefficient * E * the sum over experts of f_i P_i, which is the coefficient if all is even:
-    f_i is the fraction of all choices that expert i gets, P_i the mean of its scores. Choices are counted by the scores
-    alone, as in Megatron-core and in DeepSeek-V3 (arXiv 2412.19437, equation 18): biases that even out the loads would
-    hide from the loss what it is there to correct.
+    The auxiliary loss is coefficient * E * the sum over experts of f_i P_i, which is the
+    coefficient if all is even: f_i is the fraction of all choices that expert i gets, P_i the mean
+    of its scores. Choices are counted by the scores alone, as in Megatron-core and in DeepSeek-V3
+    (arXiv 2412.19437, equation 18): biases that even out the loads would hide from the loss what it
+    is there to correct.
 
-    That is not linear in the batch. Counted per sequence, it does not depend on how a batch is divided; per micro-batch
-    it depends on their rows, and no other choice of layout. "global" counts a step's micro-batches so far, and which
-    rows those are depends on dp too, unless a step is one micro-batch. The z-loss and the biases depend on nothing.
-    For the same coefficient "global" is dp times as strong as in Megatron-core, whose P_i is a share of the mean over
-    all replicas, and is averaged over them again: divide the coefficient by dp to have the same.
+    That is not linear in the batch. Counted per sequence, it does not depend on how a batch is
+    divided; per micro-batch it depends on their rows, and no other choice of layout. "global"
+    counts a step's micro-batches so far, and which rows those are depends on dp too, unless a step
+    is one micro-batch. The z-loss and the biases depend on nothing. For the same coefficient
+    "global" is dp times as strong as in Megatron-core, whose P_i is a share of the mean over all
+    replicas, and is averaged over them again: divide the coefficient by dp to have the same.
     """
 
-    aux_loss: str = "micro_batch"  # where f_i is counted: "micro_batch", "sequence" or "global" (a step, all replicas)
+    # Where f_i is counted: "micro_batch", "sequence" or "global" (a step, all replicas)
+    aux_loss: str = "micro_batch"
     aux_loss_coefficient: float = 0.0
     z_loss_coefficient: float = 0.0  # of the mean of logsumexp(logits)^2
     expert_bias_update_rate: float = 0.0  # by which each step raises or lowers an expert's bias
@@ -53,7 +59,9 @@ class LoadBalancing:
 
 
 class Routing(NamedTuple):
-    """The experts that each token chooses, and the probabilities that weight their outputs; both [..., seq, k]."""
+    """The experts that each token chooses, and the probabilities that weight their outputs; both
+    [..., seq, k].
+    """
 
     experts: torch.Tensor  # from 0 to num_experts - 1; num_experts marks a choice that was dropped
     probs: torch.Tensor
@@ -72,15 +80,17 @@ class Load(NamedTuple):
 
 
 class Router(PlacedModule):
-    """Chooses ``top_k`` of ``num_experts`` for each token: ``router(x, seq_length)`` gives a `Routing` and a `Load`.
+    """Chooses ``top_k`` of ``num_experts`` for each token: ``router(x, seq_length)`` gives a
+    `Routing` and a `Load`.
 
-    x: [sequences, tokens, hidden]. Scores are the "softmax" over all experts, or the "sigmoid" of each logit. With a
-    bias, experts are chosen by score + bias. They are weighted by score; if there are several, the weights add up to 1.
-    Each tensor rank routes tokens of its own, so gradients of the weight are partial: backward all-reduces them, unless
-    ``defer_grad_reduce`` leaves that to `labkit.gradients.all_reduce_grads`.
+    x: [sequences, tokens, hidden]. Scores are the "softmax" over all experts, or the "sigmoid" of
+    each logit. With a bias, experts are chosen by score + bias. They are weighted by score; if
+    there are several, the weights add up to 1. Each tensor rank routes tokens of its own, so
+    gradients of the weight are partial: backward all-reduces them, unless ``defer_grad_reduce``
+    leaves that to `labkit.gradients.all_reduce_grads`.
 
-    ``num_chosen`` [experts] counts the choices of this rank's tokens since the latest `end_step`, and with an auxiliary
-    loss ``num_preferred`` those by scores alone.
+    ``num_chosen`` [experts] counts the choices of this rank's tokens since the latest `end_step`,
+    and with an auxiliary loss ``num_preferred`` those by scores alone.
     """
 
     def __init__(
@@ -148,11 +158,13 @@ class Router(PlacedModule):
         return Routing(experts, probs), load
 
     def loss(self, load: Load) -> torch.Tensor:
-        """Count a load, and return this rank's share of its losses. Call it once per forward, outside of recomputation.
+        """Count a load, and return this rank's share of its losses.
 
-        The losses are the sum of the shares over the tensor ranks, averaged over context and data-parallel ranks, as
-        gradients are. Fractions are counted over tensor and context ranks, in "global" over data-parallel ranks and
-        the step's earlier micro-batches too.
+        Call it once per forward, outside of recomputation.
+
+        The losses are the sum of the shares over the tensor ranks, averaged over context and
+        data-parallel ranks, as gradients are. Fractions are counted over tensor and context ranks,
+        in "global" over data-parallel ranks and the step's earlier micro-batches too.
         """
         groups = self.groups
         balance = self.balance
@@ -187,11 +199,13 @@ class Router(PlacedModule):
 
 @torch.no_grad()
 def end_step(model: nn.Module, groups: ProcessGroups) -> None:
-    """Update the biases of a model's routers by the step's choices. Every rank calls it once a step.
+    """Update the biases of a model's routers by the step's choices.
+
+    Every rank calls it once a step.
 
     The bias of an expert goes down by ``expert_bias_update_rate`` if it was chosen more often than
-    the mean, and up if less.
-    ``last_load`` [experts] of each router are then the step's choices of all ranks, and what it counted is None.
+    the mean, and up if less. ``last_load`` [experts] of each router are then the step's choices of
+    all ranks, and what it counted is None.
     """
     routers = [m for m in model.modules() if isinstance(m, Router) and m.num_chosen is not None]
     if not routers:
@@ -224,7 +238,9 @@ def drop_tokens(routing: Routing, num_experts: int, capacity: int) -> Routing:
 
 
 def attach_loss(x: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
-    """Return x, whose backward also computes the gradients of a loss: that reaches the weights from any stage."""
+    """Return x, whose backward also computes the gradients of a loss: that reaches the weights from
+    any stage.
+    """
     return _AttachLoss.apply(x, loss)  # pyright: ignore[reportReturnType]
 
 
@@ -241,7 +257,9 @@ class _AttachLoss(torch.autograd.Function):
 
 
 def _count(experts: torch.Tensor, num_experts: int) -> torch.Tensor:
-    """Return how often each expert occurs in each sequence, [sequences, experts], of [sequences, tokens, k]."""
+    """Return how often each expert occurs in each sequence, [sequences, experts], of
+    [sequences, tokens, k].
+    """
     flat = experts.flatten(1)
     return flat.new_zeros(len(flat), num_experts).scatter_add_(1, flat, torch.ones_like(flat))
 

@@ -1,4 +1,6 @@
-"""Follows one call of a function on all ranks: sends it, and returns the results or raises what went wrong."""
+"""Follows one call of a function on all ranks: sends it, and returns the results or raises what
+went wrong.
+"""
 
 import contextlib
 import pickle
@@ -30,7 +32,9 @@ _RENEWAL_SECONDS = 20.0  # for new connections; four ranks need a tenth of a sec
 
 
 class Call:
-    """Sends a call, passes on what ranks print and report, and asks where they are when they fall silent."""
+    """Sends a call, passes on what ranks print and report, and asks where they are when they fall
+    silent.
+    """
 
     def __init__(self, ranks: Ranks, output: Output, interrupt: DeferredInterrupt):
         self.ranks, self.output, self.interrupt = ranks, output, interrupt
@@ -45,7 +49,10 @@ class Call:
         ] = {}  # who still owes an answer: for how long its main thread had run when asked
 
     def run(self, payload: Payload, keep: bool = True) -> list:
-        """Return the results in rank order, or raise. ``keep``: first make the ranks ready for a next call."""
+        """Return the results in rank order, or raise.
+
+        ``keep``: first make the ranks ready for a next call.
+        """
         try:
             self.ranks.send(None, "call", payload)
             self._wait()
@@ -119,7 +126,10 @@ class Call:
             )
 
     def _ask(self, seconds: float) -> Look:
-        """Ask the ranks where they are, and wait for the answers. Those that have returned may still be sending."""
+        """Ask the ranks where they are, and wait for the answers.
+
+        Those that have returned may still be sending.
+        """
         self.snapshots, everybody = {}, set(range(self.ranks.num_ranks))
         for rank in (
             everybody - self.ranks.exits.keys() - self.asked.keys()
@@ -144,7 +154,8 @@ class Call:
     def _is_in_c(self, rank: int) -> bool:
         """Is a rank that does not answer in C code, and not in Python that lacks a core?
 
-        Only then are its frames whole: to read one that Python makes or leaves at this moment can end the process.
+        Only then are its frames whole: to read one that Python makes or leaves at this moment can
+        end the process.
         """
         state, seconds = main_thread(self.ranks.pids[rank])
         return state == "S" or seconds - self.asked.get(rank, seconds) > _IN_C_SECONDS
@@ -167,7 +178,10 @@ class Call:
                 self.output.note(report.places_report(why, self._with_stacks(look)))
 
     def _comes_to_rest(self) -> bool:
-        """Stop the ranks that still run, and connect them anew if need be. Return whether all can take a next call."""
+        """Stop the ranks that still run, and connect them anew if need be.
+
+        Return whether all can take a next call.
+        """
         used = ""
         for way, seconds in _WAYS_TO_STOP.items():
             if self._unfinished() and not self.ranks.exits:
@@ -193,7 +207,9 @@ class Call:
         return list(self.renewed.values()) == [True] * self.ranks.num_ranks
 
     def _raise_failure(self) -> None:
-        """Report the first failure, after a moment for those of other ranks and, if they have it, for the cause."""
+        """Report the first failure, after a moment for those of other ranks and, if they have it,
+        for the cause.
+        """
         self._pump_until(lambda: not self._unfinished(), _GATHER_SECONDS)
         failures, follows = self.failures.values(), report.is_consequence
         self._pump_until(

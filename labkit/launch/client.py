@@ -1,4 +1,6 @@
-"""Starts the launch server, asks it for ranks, and defers SIGINT until what the two share is consistent."""
+"""Starts the launch server, asks it for ranks, and defers SIGINT until what the two share is
+consistent.
+"""
 
 import atexit
 import contextlib
@@ -27,7 +29,9 @@ _server: "ServerHandle | None" = None  # one per process: starting it costs the 
 
 
 def will_train() -> None:
-    """Announce, from a module that trains: the server then imports what an optimizer needs before it forks ranks."""
+    """Announce, from a module that trains: the server then imports what an optimizer needs before
+    it forks ranks.
+    """
     global _ranks_will_train
     _ranks_will_train = True
 
@@ -42,7 +46,8 @@ def stopped(text: str = "Stopped.") -> KeyboardInterrupt:
 class DeferredInterrupt:
     """While open, SIGINT sets `requested`, which the launcher acts on; on leaving, it is raised.
 
-    KeyboardInterrupt could strike between any two lines; and with several threads, blocking the signal does not help.
+    KeyboardInterrupt could strike between any two lines; and with several threads, blocking the
+    signal does not help.
     """
 
     def __init__(self):
@@ -65,7 +70,9 @@ class DeferredInterrupt:
 
 
 class ServerHandle:
-    """One server process, its private run directory (mode 0700, on tmpfs), and what it has told us."""
+    """One server process, its private run directory (mode 0700, on tmpfs), and what it
+    has told us.
+    """
 
     def __init__(self, interrupt: DeferredInterrupt | None = None):
         self.owner = os.getpid()
@@ -199,13 +206,16 @@ def current_server(interrupt: DeferredInterrupt | None = None) -> ServerHandle:
 
 
 def _server_environment() -> dict[str, str]:
-    # A thread pool made at import would make the server unsafe to fork; ranks set their own number of threads.
+    # A thread pool made at import would make the server unsafe to fork; ranks set their own number
+    # of threads.
     environment = os.environ | dict.fromkeys(
         ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
     )
-    # Threads of ranks must not spin for long on cores that something else may need: that was 15 times slower.
+    # Threads of ranks must not spin for long on cores that something else may need: that was 15
+    # times slower.
     environment.setdefault("GOMP_SPINCOUNT", "1000")
-    # Its heap in pages of 2 MiB: a fork copies an entry for each page, which was half of what a rank's start cost.
+    # Its heap in pages of 2 MiB: a fork copies an entry for each page, which was half of what a
+    # rank's start cost.
     environment.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # look for GPUs without starting CUDA
     folders = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]

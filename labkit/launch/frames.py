@@ -43,7 +43,9 @@ def frames_of(faulthandler_text: str) -> list[Frame]:
 
 
 def own_frames(frames: Iterable[Frame]) -> tuple[list[Frame], list[Frame]]:
-    """Return the frames of the learner's code, and those of the lab further in, without torch's and Python's."""
+    """Return the frames of the learner's code, and those of the lab further in, without torch's and
+    Python's.
+    """
     own = [frame for frame in frames if is_cell(frame[0]) or not _LIBRARY.search(frame[0])]
     lab = tuple(folder + os.sep for folder in lab_folders)
     learners = [frame for frame in own if not frame[0].startswith(lab)]
@@ -69,7 +71,9 @@ def describe(frame: Frame, source: bool = True) -> str:
 
 
 def short_name(filename: str) -> str:
-    """Return ``this cell`` for the cell that runs, ``Cell In[3]`` for a different one, a short path for a file."""
+    """Return ``this cell`` for the cell that runs, ``Cell In[3]`` for a different one, a short path
+    for a file.
+    """
     if filename == next((file for file, _, _ in stack_of(sys._getframe(1)) if is_cell(file)), None):
         return "this cell"
     number = getattr(getattr(shell(), "compile", None), "_filename_map", {}).get(filename)

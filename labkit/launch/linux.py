@@ -1,4 +1,6 @@
-"""Reads from Linux which threads of this process run or wait, for whom, and how much has arrived."""
+"""Reads from Linux which threads of this process run or wait, for whom, and how much
+has arrived.
+"""
 
 import contextlib
 import os
@@ -16,7 +18,9 @@ _RECEIVED = slice(128, 136)  # tcpi_bytes_received in struct tcp_info of linux/t
 
 
 def is_busy() -> bool:
-    """At each of 20 moments, was some other thread of this process running, or waiting only for a core or a disk?"""
+    """At each of 20 moments, was some other thread of this process running, or waiting only for a
+    core or a disk?
+    """
     me = threading.get_native_id()
     for _ in range(20):  # one moment is not enough: gloo's loops wake up a hundred times a second
         if not any(
@@ -30,7 +34,9 @@ def is_busy() -> bool:
 
 
 def bytes_received() -> int:
-    """Count what has arrived over this process's TCP connections, read or not: it grows for as long as a peer sends."""
+    """Count what has arrived over this process's TCP connections, read or not: it grows for as long
+    as a peer sends.
+    """
     facts = (
         each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED.stop)
         for each in tcp_sockets()
@@ -59,7 +65,9 @@ def switches(task: int | None) -> int:
 
 
 def main_thread(pid: int) -> tuple[str, float]:
-    """Return the state of a process's main thread, such as "S" for one that sleeps, and how many seconds it has run."""
+    """Return the state of a process's main thread, such as "S" for one that sleeps, and how many
+    seconds it has run.
+    """
     facts = read_text(f"/proc/{pid}/task/{pid}/stat").rpartition(")")[2].split()
     if not facts:
         return "", 0.0  # it is gone
@@ -71,12 +79,16 @@ def name(task: int | None) -> str:
 
 
 def may_wait_for_a_thread(task: int | None) -> bool:
-    """Is a thread in a futex, in which threads wait for each other? True also where Linux does not tell."""
+    """Is a thread in a futex, in which threads wait for each other? True also where Linux does not
+    tell.
+    """
     return _syscall(task)[:1] in ([], [_FUTEX])
 
 
 def waits_for_a_python_thread(task: int | None) -> bool:
-    """Can only a Python thread of this process wake this one? Not if one of C++ may, such as one that reads files."""
+    """Can only a Python thread of this process wake this one? Not if one of C++ may, such as one
+    that reads files.
+    """
     syscall = _syscall(task)
     if syscall[:1] != [_FUTEX] or not int(syscall[2], 16) & _PRIVATE or int(syscall[4], 16):
         return False
@@ -86,7 +98,9 @@ def waits_for_a_python_thread(task: int | None) -> bool:
 
 
 def _syscall(task: int | None) -> list[str]:
-    """Return the number and the arguments of the call that a thread is in; nothing where Linux does not tell."""
+    """Return the number and the arguments of the call that a thread is in; nothing where Linux does
+    not tell.
+    """
     return _of_task(task, "syscall").split() if _FUTEX else []
 
 

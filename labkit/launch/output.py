@@ -1,4 +1,6 @@
-"""Brings what ranks print and report into the launching cell: live, or grouped by rank, which is the same each time."""
+"""Brings what ranks print and report into the launching cell: live, or grouped by rank, which is
+the same each time.
+"""
 
 import contextlib
 import re
@@ -19,12 +21,15 @@ _VIEW_LINES, _SOON_SECONDS, _VIEW_SECONDS = (
     0.5,
     0.2,
 )  # per rank; until the first view; between views
-# How many lines are shown, the first and the last ones, and characters of each: in a notebook one scrolls past them.
+# How many lines are shown, the first and the last ones, and characters of each: in a notebook one
+# scrolls past them.
 _IN_TERMINAL, _IN_NOTEBOOK = (900, 100, 4000), (80, 20, 2000)
 
 
 class _Stream:
-    """The lines of one stream of one rank: the first and the last are kept, those between are counted."""
+    """The lines of one stream of one rank: the first and the last are kept, those between are
+    counted.
+    """
 
     def __init__(self, most: tuple[int, int, int]):
         self.most_head, self.most_tail, self.most_characters = most
@@ -69,7 +74,9 @@ class _Stream:
         return lines if lines[-1].strip() else lines[:-1]
 
     def _text(self, line: bytes) -> str:
-        """Decode a line as a terminal shows it: what follows a carriage return replaces what came before."""
+        """Decode a line as a terminal shows it: what follows a carriage return replaces what came
+        before.
+        """
         text = line.decode("utf-8", "replace").removesuffix("\r").rpartition("\r")[2]
         cut = len(text) - self.most_characters
         return text if cut <= 0 else f"{text[: self.most_characters]} ... {cut:,} more characters"
@@ -114,7 +121,9 @@ class Output:
             print(text, file=sys.stderr)
 
     def refresh(self) -> None:
-        """In a notebook, show in one place what is new: the latest lines of each rank, the bar, the note."""
+        """In a notebook, show in one place what is new: the latest lines of each rank, the bar, the
+        note.
+        """
         now = time.monotonic()
         if self._is_notebook and now > self._next_view:
             self._next_view = now + _VIEW_SECONDS
@@ -134,7 +143,9 @@ class Output:
             self._show(rank, name, stream.lines(skip_head=self.live))
 
     def _show(self, rank: int, stream: str, lines: list[str]) -> None:
-        """Show lines; the bars of tqdm, which writes to stderr, not in the red that a notebook gives to warnings."""
+        """Show lines; the bars of tqdm, which writes to stderr, not in the red that a notebook
+        gives to warnings.
+        """
         bars = [line for line in lines if self._is_notebook and _BAR.search(line)]
         for name, some in (
             ("stdout", bars),
@@ -155,7 +166,9 @@ class Output:
         return stream.lines(skip_head=self.live)[-60:]
 
     def _show_in_place(self, text: str) -> None:
-        """Show a text in place of the one before: as an update, because nbval does not compare those."""
+        """Show a text in place of the one before: as an update, because nbval does not compare
+        those.
+        """
         from IPython.display import display
 
         if text != self._shown:
@@ -165,7 +178,9 @@ class Output:
 
 
 def say(text: str) -> None:
-    """Print a line, if there is somewhere to print it: a full disk behind stdout is no reason not to launch."""
+    """Print a line, if there is somewhere to print it: a full disk behind stdout is no reason not
+    to launch.
+    """
     with contextlib.suppress(OSError, ValueError):
         print(text, flush=True)
 

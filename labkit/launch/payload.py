@@ -1,7 +1,9 @@
-"""Carries objects between the notebook and the ranks: pickled, and large ones through a file in memory.
+"""Carries objects between the notebook and the ranks: pickled, and large ones through a file in
+memory.
 
-The bytes of tensors and arrays stand beside the pickle (out-of-band buffers). Whoever reads the file maps it: all ranks
-share one copy of an argument, and a rank copies a page only when it writes to it.
+The bytes of tensors and arrays stand beside the pickle (out-of-band buffers). Whoever reads the
+file maps it: all ranks share one copy of an argument, and a rank copies a page only when it writes
+to it.
 """
 
 import ctypes
@@ -73,7 +75,10 @@ def pickled(obj) -> list[memoryview]:
 
 
 def dump(path: str, parts: list[memoryview]) -> Payload:
-    """Copy what was pickled. If it is large, to a new file at ``path`` or, where that has no room, in TMPDIR."""
+    """Copy what was pickled.
+
+    If it is large, to a new file at ``path`` or, where that has no room, in TMPDIR.
+    """
     if sum(map(len, parts)) <= _INLINE_BYTES:
         return [bytearray(part) for part in parts]
     try:
@@ -98,7 +103,9 @@ def discard(payload: Payload) -> None:
 
 
 def why_not(error: Exception, fn, args: tuple, kwargs: dict) -> str:
-    """Name the part of a call that cannot be pickled: an argument, or something that the function uses."""
+    """Name the part of a call that cannot be pickled: an argument, or something that the function
+    uses.
+    """
     parts = {f"argument {name}": argument for name, argument in (*enumerate(args), *kwargs.items())}
     if inspect.isfunction(fn):
         used = inspect.getclosurevars(fn)

@@ -1,7 +1,9 @@
-"""Takes snapshots of what a rank is doing: the evidence from which the kernel judges a silent world.
+"""Takes snapshots of what a rank is doing: the evidence from which the kernel judges a silent
+world.
 
-The probe runs in the rank's control thread. It reads the Python stacks of the others, torch's flight recorder
-(collectives), its own notes of sends and receives (gloo's are not in the recorder), and /proc: has anything run?
+The probe runs in the rank's control thread. It reads the Python stacks of the others, torch's
+flight recorder (collectives), its own notes of sends and receives (gloo's are not in the recorder),
+and /proc: has anything run?
 """
 
 import contextlib
@@ -36,9 +38,12 @@ class Collective:
 
 @dataclass(frozen=True)
 class Standing:
-    """A call of torch.distributed that may have no time-out: NCCL waits for ever for a group's members to come."""
+    """A call of torch.distributed that may have no time-out: NCCL waits for ever for a group's
+    members to come.
+    """
 
-    calls: tuple  # how many calls this rank had begun, and its last record: it changes when the rank goes on
+    # How many calls this rank had begun, and its last record: it changes when the rank goes on
+    calls: tuple
     limit_seconds: float  # of the group
     text: str  # the call and its group, for the report
     ranks: tuple[int, ...]  # of the group; () if unknown
@@ -49,7 +54,9 @@ class Thread:
     """A thread that runs Python code: the main one, or one that the learner's code has started."""
 
     stack: tuple[Frame, ...]  # innermost last
-    state: str  # "waits" in communication, for ever; is "locked" until a thread of its rank wakes it; else "runs"
+    # "waits" in communication, for ever; is "locked" until a thread of its rank wakes it; else
+    # "runs"
+    state: str
     call: str = ""  # a send, a receive or a call that makes groups, in words
     purpose: str = ""  # of its wait, as `waiting_for` was told
     standing: Standing | None = None
@@ -64,7 +71,8 @@ class Snapshot:
         int, ...
     ]  # bytes received, how far set-up has come, how often threads and gloo's workers have run
     busy: bool  # at every moment of the look a thread could run
-    unsettled: bool = False  # a request nobody has waited for, or a wait that failed: the next calls may not match
+    # A request nobody has waited for, or a wait that failed: the next calls may not match
+    unsettled: bool = False
 
     def has_left(self, call: Collective) -> bool:
         """Has this rank finished a collective, or given up on it?"""
@@ -87,7 +95,10 @@ class _Message:
     def text(self, with_tag: bool = True) -> str:
         peer = "any rank" if self.peer is None else f"rank {self.peer}"
         tag = f", tag {self.tag}" if self.tag and with_tag else ""
-        return f"{self.operation} {'to' if self.operation == 'send' else 'from'} {peer} ({self.tensor}{tag})"
+        return (
+            f"{self.operation} {'to' if self.operation == 'send' else 'from'} {peer} "
+            f"({self.tensor}{tag})"
+        )
 
 
 _IN_GROUPS = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives)\.py$")
@@ -99,7 +110,8 @@ _timeouts: dict[int, timedelta] = {}
 
 
 def waiting_for(purpose: object) -> contextlib.AbstractContextManager[None]:
-    """Name what a wait is for, in about a microsecond: should it never end, the report of the launch says so.
+    """Name what a wait is for, in about a microsecond: should it never end, the report of the
+    launch says so.
 
     >>> with waiting_for("F3"):  # the forward of micro-batch 3
     ...     pass  # work.wait()
@@ -135,7 +147,9 @@ class Probe:
         self.first_record = max((entry["record_id"] for entry in _records()), default=-1) + 1
 
     def watch(self) -> None:
-        """Wrap the wait of torch.distributed, for all backends, and its four point-to-point functions."""
+        """Wrap the wait of torch.distributed, for all backends, and its four point-to-point
+        functions.
+        """
         import torch.distributed as dist
 
         dist.Work.wait = self._watched_wait(dist.Work.wait)  # pyright: ignore - pinned by a test
@@ -224,7 +238,8 @@ class Probe:
                     threads.append(seen)
                     if not seen.call.startswith(_SET_UP_CALLS):  # which poll the store
                         ran.append(linux.switches(task))
-        frames.clear()  # they hold this frame, and it holds them: the learner's tensors would live on
+        # They hold this frame, and it holds them: the learner's tensors would live on
+        frames.clear()
         ran += [
             linux.switches(task)
             for task in linux.tasks()
@@ -236,7 +251,10 @@ class Probe:
     def _thread(
         self, thread: int, task: int | None, frame: FrameType, in_collective: bool, expires: bool
     ) -> Thread:
-        """Say what a thread does. ``expires``: a collective is open that has a shorter time-out than the world."""
+        """Say what a thread does.
+
+        ``expires``: a collective is open that has a shorter time-out than the world.
+        """
         stack, message, purpose = (
             stack_of(frame),
             _messages.get(thread),
@@ -262,7 +280,10 @@ class Probe:
         return Thread(stack, state, call, purpose)
 
     def _standing(self, thread: int, frame: FrameType, last_records: tuple) -> Standing | None:
-        """Return the call of NCCL's that a thread is inside. Gloo's calls and set-up have time-outs of their own."""
+        """Return the call of NCCL's that a thread is inside.
+
+        Gloo's calls and set-up have time-outs of their own.
+        """
         import torch.distributed as dist
 
         if not dist.is_initialized() or "nccl" not in dist.get_backend_config():
@@ -300,7 +321,9 @@ class Probe:
 
 
 def _group_of(given: Any) -> Any:
-    """Return the group that a function of torch's was given, by whatever name; None if it cannot be told."""
+    """Return the group that a function of torch's was given, by whatever name; None if it cannot be
+    told.
+    """
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
@@ -333,7 +356,9 @@ def _group_text(group) -> tuple[str, tuple[int, ...]]:
 
 
 def _calls_of_torch(frame: FrameType) -> tuple[str, list[timedelta | None]]:
-    """Return the call that makes groups, if the stack has one, and the time-outs given to torch.distributed."""
+    """Return the call that makes groups, if the stack has one, and the time-outs given to
+    torch.distributed.
+    """
     set_up, timeouts = "", []
     for each, _ in traceback.walk_stack(frame):
         if "/torch/distributed/" in each.f_code.co_filename:
@@ -361,7 +386,8 @@ def _describe(operation: str, tensor, args: tuple, kwargs: dict) -> _Message:
         num_ranks := dist.get_world_size()
     ):  # gloo would wait for it
         raise ValueError(
-            f"{to}={peer} is not a rank: ranks run from 0 to {num_ranks - 1}; in a ring use % {num_ranks}"
+            f"{to}={peer} is not a rank: ranks run from 0 to {num_ranks - 1}; in a ring use "
+            f"% {num_ranks}"
         )
     tensor_text = f"{getattr(tensor, 'dtype', '')} {[*getattr(tensor, 'shape', ())]}".removeprefix(
         "torch."
@@ -388,7 +414,9 @@ def _records() -> list[dict]:
 
 
 def _records_of_nccl() -> list[dict] | None:
-    """Return what NCCL's flight recorder has noted; None if it does not answer: it asks the GPU, which may be lost."""
+    """Return what NCCL's flight recorder has noted; None if it does not answer: it asks the GPU,
+    which may be lost.
+    """
     from torch._C import _distributed_c10d
 
     dump = getattr(_distributed_c10d, "_dump_nccl_trace_json", None)
@@ -416,7 +444,8 @@ class _Recorded(NamedTuple):
 def _flight_recorders(timeout: timedelta, first: int) -> _Recorded:
     """Read the recorders of gloo and NCCL.
 
-    Records of gloo before the ``first`` are of connections that are no more: numbers began again from 1.
+    Records of gloo before the ``first`` are of connections that are no more: numbers began again
+    from 1.
     """
     of_nccl = _records_of_nccl()
     entries = [entry for entry in _records() if entry["record_id"] >= first] + (of_nccl or [])

@@ -1,4 +1,6 @@
-"""Turns a freshly forked process into a rank: joins torch.distributed, then runs functions until told to leave."""
+"""Turns a freshly forked process into a rank: joins torch.distributed, then runs functions until
+told to leave.
+"""
 
 import contextlib
 import ctypes
@@ -47,21 +49,27 @@ _progress_sent = 0.0
 _in_call = False
 _TEXT_CHARACTERS = 4000  # of an error
 _NCCL_DEFAULTS = {
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # nobody reads the dump, and four times this wait for it, in milliseconds,
-    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "500",  # stands between a time-out and its report: by default, a minute
+    # Nobody reads the dump, and four times this wait for it, in milliseconds,
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    # Stands between a time-out and its report: by default, a minute
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "500",
     "NCCL_NVLS_ENABLE": "0",  # sums made in NVLink's switches may round differently each time
 }
 """What ranks on GPUs find in their environment where the user has not set it.
 
-NCCL_CUMEM_ENABLE is left alone. NVIDIA/nccl issue 2379 reports that NCCL 2.29.7 sometimes hangs while it makes about
-fifty communicators on GPUs without NVLink, and that 0 helps there; issue 1721 reports sends between nodes that hang
-with 0. Whoever meets the first of these sets it before the first launch.
+NCCL_CUMEM_ENABLE is left alone. NVIDIA/nccl issue 2379 reports that NCCL 2.29.7 sometimes hangs
+while it makes about fifty communicators on GPUs without NVLink, and that 0 helps there; issue 1721
+reports sends between nodes that hang with 0. Whoever meets the first of these sets it before the
+first launch.
 """
 libc = ctypes.CDLL(None)
 
 
 def progress(done: float, total: float, text: str = "") -> bool:
-    """Move a progress bar in the cell that launched this rank. Return False if there is none, as under torchrun."""
+    """Move a progress bar in the cell that launched this rank.
+
+    Return False if there is none, as under torchrun.
+    """
     global _progress_sent
     now = time.monotonic()
     if _kernel is not None and (done >= total or now - _progress_sent > 0.05):
@@ -99,7 +107,9 @@ def main(control: socket.socket) -> None:
             ):  # the function has forked, and this is the child: only the rank itself answers
                 os._exit(message[0] == "error")
             kernel.send(*message)
-            gc.collect()  # a model in a cycle holds its process groups, whose threads spin on sockets that peers closed
+            # A model in a cycle holds its process groups, whose threads spin on sockets that peers
+            # closed
+            gc.collect()
     except BaseException as error:  # joining failed; whatever a call raises is sent by _run
         probe.broken = True
         kernel.send("error", describe_error(error))
@@ -210,10 +220,14 @@ def _run(settings: dict, payload: Payload, probe: Probe) -> tuple:
         del call, payload  # and the bytes they hold
         _in_call = True
         result = function(*args, **kwargs)
-        wait_for_gpu()  # else a kernel's error, or a collective that never ends, would be the next call's
+        # Else a kernel's error, or a collective that never ends, would be the next call's
+        wait_for_gpu()
         _in_call = False
         if lost := probe.lost_request():
-            text = f"the request of this i{lost.text()} is lost: keep what it returns, and call its wait(), or it hangs"
+            text = (
+                f"the request of this i{lost.text()} is lost: keep what it returns, and "
+                "call its wait(), or it hangs"
+            )
             return "error", replace(describe_error(RuntimeError(text)), frames=lost.stack)
         try:
             return "result", dump(
@@ -258,8 +272,9 @@ def _open_streams(stack_file: str) -> None:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     faulthandler.enable(file=2, all_threads=False)
-    # This answers also while C code holds the GIL, when the control thread cannot. The thread that gets it writes
-    # its own stack only: the others run on meanwhile, and to read frames that they leave can end the process.
+    # This answers also while C code holds the GIL, when the control thread cannot. The thread that
+    # gets it writes its own stack only: the others run on meanwhile, and to read frames that they
+    # leave can end the process.
     stacks = open(stack_file, "w")  # noqa: SIM115 - never closed
     faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=False)
 

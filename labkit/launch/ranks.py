@@ -1,4 +1,6 @@
-"""Holds the processes of one world in the kernel: their pipes, control sockets, and how each ended."""
+"""Holds the processes of one world in the kernel: their pipes, control sockets, and how
+each ended.
+"""
 
 import contextlib
 import itertools
@@ -19,7 +21,9 @@ _world_ids = itertools.count()
 
 
 class Ranks:
-    """Forks ``num_ranks`` ranks and turns all that happens to them into events; ``settings`` go to every rank."""
+    """Forks ``num_ranks`` ranks and turns all that happens to them into events; ``settings`` go to
+    every rank.
+    """
 
     def __init__(self, server: ServerHandle, num_ranks: int, settings: dict):
         self.server, self.num_ranks, self.world_id = server, num_ranks, next(_world_ids)
@@ -47,7 +51,10 @@ class Ranks:
         except BaseException as error:
             self._release()
             if isinstance(error, OSError):
-                text = f"{num_ranks} ranks need {6 * num_ranks} open files: {error.strerror}. Raise `ulimit -n`"
+                text = (
+                    f"{num_ranks} ranks need {6 * num_ranks} open files: "
+                    f"{error.strerror}. Raise `ulimit -n`"
+                )
                 raise OSError(error.errno, text) from None
             raise
         finally:
@@ -65,11 +72,15 @@ class Ranks:
         self.server.connection.send("kill", self.world_id)
 
     def ask_for_stack(self, rank: int) -> None:
-        """Have a rank write the stack of its main thread into its file, also while it cannot run Python."""
+        """Have a rank write the stack of its main thread into its file, also while it cannot run
+        Python.
+        """
         self.server.connection.send("ask_for_stack", self.world_id, rank)
 
     def events(self, timeout: float) -> Iterator[tuple]:
-        """Yield what comes within ``timeout`` seconds, as `_read` does, and note which ranks have left."""
+        """Yield what comes within ``timeout`` seconds, as `_read` does, and note which ranks have
+        left.
+        """
         for key, _ in self._selector.select(timeout):
             yield from self._read(key)
         known = self.server.exits.get(self.world_id, {})
@@ -105,7 +116,9 @@ class Ranks:
         self._release()
 
     def _read(self, key: selectors.SelectorKey) -> Iterator[tuple]:
-        """Yield ``("output", rank, stream, data)``, or a rank's own message as ``(kind, rank, *fields)``."""
+        """Yield ``("output", rank, stream, data)``, or a rank's own message as
+        ``(kind, rank, *fields)``.
+        """
         rank, source = key.data
         if source == "server":
             self.server.poll()
@@ -145,5 +158,7 @@ def kill_process(pid: int) -> None:
 
 
 def ask_for_stack(pid: int) -> None:
-    """Have a rank's main thread, and no other of its threads, write its stack; the rank may be gone."""
+    """Have a rank's main thread, and no other of its threads, write its stack; the rank may be
+    gone.
+    """
     libc.tgkill(pid, pid, int(STACK_SIGNAL))

@@ -1,6 +1,8 @@
-"""Frees ranks that wait for each other, and connects their groups anew, so that a world outlives a deadlock.
+"""Frees ranks that wait for each other, and connects their groups anew, so that a world outlives a
+deadlock.
 
-A wait of gloo ends only when its connections do. Groups stay, as layers and names hold them: each gets a new backend.
+A wait of gloo ends only when its connections do. Groups stay, as layers and names hold them: each
+gets a new backend.
 """
 
 import contextlib
@@ -17,7 +19,10 @@ _numbers = itertools.count(
 
 
 def free() -> None:
-    """Shut the connections that this rank has accepted. When all ranks do so, every wait of gloo raises."""
+    """Shut the connections that this rank has accepted.
+
+    When all ranks do so, every wait of gloo raises.
+    """
     ports = {each.getsockname()[1] for each in linux.tcp_sockets() if each.getsockopt(*_LISTENS)}
     for each in linux.tcp_sockets():
         if not each.getsockopt(*_LISTENS) and each.getsockname()[1] in ports:
@@ -26,7 +31,10 @@ def free() -> None:
 
 
 def connect_anew() -> bool:
-    """Give each group new connections, on all ranks at once. Return False where there is more than gloo."""
+    """Give each group new connections, on all ranks at once.
+
+    Return False where there is more than gloo.
+    """
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
@@ -56,7 +64,8 @@ def connect_anew() -> bool:
             group._set_group_desc(group.group_desc)
         else:  # a fault came first
             print(
-                f"Not all of the ranks {[*world.pg_group_ranks[group]]} have their group: make it again."
+                f"Not all of the ranks {[*world.pg_group_ranks[group]]} have their group: "
+                "make it again."
             )
             dist.destroy_process_group(group)
     return True

@@ -1,4 +1,6 @@
-"""Says what went wrong on the ranks: one report, the first cause first, with the learner's own lines."""
+"""Says what went wrong on the ranks: one report, the first cause first, with the learner's own
+lines.
+"""
 
 import os
 import re
@@ -11,9 +13,11 @@ from labkit.launch.probe import Collective, Snapshot, Standing, Thread
 from labkit.launch.rank import Failure
 from labkit.launch.watchdog import Look
 
-_GAVE_UP = "Timed out waiting|Timeout waiting for key|Wait timeout"  # gloo, and the store where groups are made
+# Gloo, and the store where groups are made
+_GAVE_UP = "Timed out waiting|Timeout waiting for key|Wait timeout"
 _CONSEQUENCES = re.compile(  # what a rank raises when its peer has gone
-    "Connection closed by peer|Connection reset by peer|Connection refused|Broken pipe|Connection was likely closed|"
+    "Connection closed by peer|Connection reset by peer|Connection refused|Broken "
+    "pipe|Connection was likely closed|"
     "monitoredBarrier|NCCL error|is setting up NCCL communicator|Socket Timeout|"
     f"Application timeout caused pair closure|{_GAVE_UP}"
 )
@@ -22,14 +26,16 @@ _MOST_LINES = 8
 _SIGNAL_HINTS: dict[int, str] = {
     signal.SIGKILL: "usually the machine ran out of memory, or somebody killed it",
     signal.SIGSEGV: "a crash in C code; the stack is below if Python could write it",
-    signal.SIGABRT: "C++ code gave up: ranks that call one collective with different shapes, dtypes or "
+    signal.SIGABRT: "C++ code gave up: ranks that call one collective with different shapes, "
+    "dtypes or "
     "operations do that. Run it again with strict=True, which names both sides",
     signal.SIGTERM: "somebody asked it to end",
     signal.SIGBUS: "usually shared memory (/dev/shm) is full",
     signal.SIGXCPU: "over its limit of CPU time",
 }
 _NOISE = re.compile(
-    r"^Extension modules: |^frame #\d+: |^(Current t|T)hread 0x|File \".*(/lib/python3\.\d+/|/labkit/launch/|<frozen)"
+    r"^Extension modules: |^frame #\d+: |^(Current t|T)hread 0x|File "
+    r"\".*(/lib/python3\.\d+/|/labkit/launch/|<frozen)"
 )
 _CELL_FILE = re.compile(r'"([^"\n]*ipykernel_[^"\n]*\.py)"')
 
@@ -37,8 +43,8 @@ _CELL_FILE = re.compile(r'"([^"\n]*ipykernel_[^"\n]*\.py)"')
 class RankFailed(RuntimeError):
     """A rank raised or died. The message is the whole report.
 
-    ``rank`` failed first; ``cause`` is the exception that it raised, if it could be sent; ``tracebacks`` has the text
-    of each failed rank's own traceback.
+    ``rank`` failed first; ``cause`` is the exception that it raised, if it could be sent;
+    ``tracebacks`` has the text of each failed rank's own traceback.
     """
 
     def __init__(
@@ -61,13 +67,18 @@ class Deadlock(RankFailed):
 
 
 def death(status: int, last_words: Sequence[str]) -> Failure:
-    """Describe the end of a process that has not returned: its status from os.wait, and what it wrote to stderr."""
+    """Describe the end of a process that has not returned: its status from os.wait, and what it
+    wrote to stderr.
+    """
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         name = next((known.name for known in signal.Signals if known == number), f"signal {number}")
         hint = _SIGNAL_HINTS.get(number)
         if any("collective operation timeout" in line for line in last_words):  # NCCL's watchdog
-            hint = "its GPU waited timeout_seconds in an operation, named below, that some rank never entered"
+            hint = (
+                "its GPU waited timeout_seconds in an operation, named below, that some "
+                "rank never entered"
+            )
         text = f"was killed by {name}" + (f": {hint}" if hint else "")
     else:
         text = (
@@ -93,8 +104,8 @@ def is_consequence(failure: Failure) -> bool:
 def failure_report(failures: Mapping[int, Failure], others: Look) -> tuple[int, str]:
     """Return the rank to blame, and the report: its error, and where every other rank was.
 
-    To blame is the lowest of those that failed as the first did, so that a report is the same each time. Where all gave
-    up waiting, it is one that never came.
+    To blame is the lowest of those that failed as the first did, so that a report is the same each
+    time. Where all gave up waiting, it is one that never came.
     """
     causes = {rank: failure for rank, failure in failures.items() if not is_consequence(failure)}
     everybody = set(range(others.num_ranks))
@@ -131,24 +142,33 @@ def deadlock_report(look: Look) -> str:
     lines = [places_report("\n".join(why), look)]
     if len({(number, group) for group, number, _ in calls}) < len(calls):
         lines.append(
-            "Different operations meet: every member of a group must call the same ones in the same order."
+            "Different operations meet: every member of a group must call the same ones in "
+            "the same order."
         )
     elif any(look.left(call) for views in calls.values() for call in views.values()):
         lines.append(
-            "Some ranks have left a collective: do its tensors differ in size? strict=True names both sizes."
+            "Some ranks have left a collective: do its tensors differ in size? strict=True "
+            "names both sizes."
         )
     return "\n".join(lines)
 
 
 def overdue_report(overdue: Sequence[tuple[int, Standing]], look: Look) -> str:
-    """Say which ranks stood in a call of NCCL's for too long, and which members of its group are not there."""
+    """Say which ranks stood in a call of NCCL's for too long, and which members of its group are
+    not there.
+    """
     seconds = min(call.limit_seconds for _, call in overdue)
-    why = f"the launcher ended this call: ranks stood in it for {seconds:g} s (timeout_seconds), which NCCL lets them do."
+    why = (
+        f"the launcher ended this call: ranks stood in it for {seconds:g} s "
+        "(timeout_seconds), which NCCL lets them do."
+    )
     return places_report("\n".join([why, *_missing_at_first_use(overdue, look)]), look)
 
 
 def _missing_at_first_use(standing: Sequence[tuple[int, Standing]], look: Look) -> list[str]:
-    """Say who waits in calls that no recorder has: before it notes one, NCCL waits for all members of a group."""
+    """Say who waits in calls that no recorder has: before it notes one, NCCL waits for all members
+    of a group.
+    """
     lines = []
     unrecorded = [call for rank, call in standing if not look.snapshots[rank].collectives]
     for text, ranks in dict.fromkeys((call.text, call.ranks) for call in unrecorded if call.ranks):

@@ -1,8 +1,9 @@
 """Forks ranks when asked, from a process that has imported torch once.
 
-Importing torch takes seconds; forking a process that has done so takes milliseconds. It is safe: the server is started
-by exec, has one thread, and never touches CUDA. It imports labkit anew after an edit, and a rank imports the learner's
-modules itself: all edits reach the next launch. The server dies with the kernel, and with it ranks and their children.
+Importing torch takes seconds; forking a process that has done so takes milliseconds. It is safe:
+the server is started by exec, has one thread, and never touches CUDA. It imports labkit anew after
+an edit, and a rank imports the learner's modules itself: all edits reach the next launch. The
+server dies with the kernel, and with it ranks and their children.
 """
 
 import fcntl
@@ -30,8 +31,8 @@ from labkit.launch.wire import Connection
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_THP_DISABLE = 1, 36, 41
 _CLONE_NEWUSER, _CLONE_NEWNET, _SIOCSIFFLAGS, _IFF_UP = 0x10000000, 0x40000000, 0x8914, 1
 _IDLE_SECONDS = 3.0
-# What torch imports when an optimizer is made: 1.5 seconds on every rank, unless the server has done it before the
-# first ranks of a kernel that will train, or in a pause.
+# What torch imports when an optimizer is made: 1.5 seconds on every rank, unless the server has
+# done it before the first ranks of a kernel that will train, or in a pause.
 _PRELOAD_TO_TRAIN = (
     "sympy",
     "torch.distributed.fsdp",
@@ -41,7 +42,9 @@ _PRELOAD_TO_TRAIN = (
 
 
 class Server:
-    """Forks ranks when the kernel asks for them, reports how they ended, and leaves nothing behind."""
+    """Forks ranks when the kernel asks for them, reports how they ended, and leaves
+    nothing behind.
+    """
 
     def __init__(self, kernel: Connection, kernel_pid: int):
         self.kernel, self.kernel_pid = kernel, kernel_pid
@@ -100,7 +103,9 @@ class Server:
             gc.freeze()  # as in main
 
     def _may_import(self, modules: set[str]) -> bool:
-        """Let a child try where there are GPUs: after an import that starts a thread or CUDA, nothing can be forked."""
+        """Let a child try where there are GPUs: after an import that starts a thread or CUDA,
+        nothing can be forked.
+        """
         if not self.has_gpus or modules <= sys.modules.keys():
             return True
         _, status = os.waitpid(_fork(_exit_if_unsafe, modules), 0)
@@ -176,7 +181,8 @@ class Server:
         living = {world_id for world_id, _ in self.ranks.values()}
         children = read_text(f"/proc/self/task/{os.getpid()}/children")  # empty in some sandboxes
         for pid in set(map(int, children.split())) - self.ranks.keys() - self.orphans.keys():
-            # A program that a rank ran, however indirectly, has its world in its environment; a mere fork shows none.
+            # A program that a rank ran, however indirectly, has its world in its environment; a
+            # mere fork shows none.
             marks = re.findall(
                 r"(?:^|\0)LABKIT_WORLD=[^\0]*/world(\d+)", read_text(f"/proc/{pid}/environ")
             )
@@ -194,7 +200,10 @@ def _file_state(module: str) -> tuple[int, int]:
 
 
 def _fork(child, *arguments) -> int:
-    """Run ``child(*arguments)``, which does not return, in a fork of the server. Return its process id."""
+    """Run ``child(*arguments)``, which does not return, in a fork of the server.
+
+    Return its process id.
+    """
     pid = os.fork()
     if pid == 0:
         try:
@@ -207,7 +216,9 @@ def _fork(child, *arguments) -> int:
 
 
 def _exit_with_gpu_count(visible: str | None) -> None:
-    """Ask CUDA in a child: asking in the server could start CUDA there, and no rank could be forked after that."""
+    """Ask CUDA in a child: asking in the server could start CUDA there, and no rank could be forked
+    after that.
+    """
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     if visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
@@ -235,7 +246,9 @@ def _exit_if_unsafe(modules: set[str]) -> None:
 
 
 def _become_rank(server: int, stdout: int, stderr: int, control: int) -> None:
-    """In the forked child: keep only the modules that the server has imported, then run the rank."""
+    """In the forked child: keep only the modules that the server has imported, then run
+    the rank.
+    """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -268,7 +281,9 @@ def _check_safe_to_fork() -> None:
 
 
 def _enter_own_network() -> None:
-    """Leave the machine's network for one with a loopback only, where no other user can connect to a rank."""
+    """Leave the machine's network for one with a loopback only, where no other user can connect to
+    a rank.
+    """
     user, group = os.getuid(), os.getgid()
     if libc.unshare(_CLONE_NEWNET) != 0:  # without root's rights, in a user namespace of our own
         if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
@@ -290,7 +305,8 @@ def main(control: int, kernel_pid: int, run_directory: str) -> None:
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if os.environ.get("LABKIT_OWN_NETWORK", "0") != "0":
         _enter_own_network()
-    for module in ("cloudpickle", "torch", "torch.distributed"):  # torch imports numpy, where that is installed
+    # Torch imports numpy, where that is installed
+    for module in ("cloudpickle", "torch", "torch.distributed"):
         importlib.import_module(module)
     gc.collect()
     gc.freeze()  # a collection in a rank does not copy the server's pages

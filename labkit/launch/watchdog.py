@@ -1,14 +1,17 @@
 """Tells slow ranks from deadlocked ones, by snapshots alone.
 
-A rank is stuck when each of its threads waits in communication or for a thread of its own, or has returned. It can go
-on when a thread computes, sleeps, or waits for what may come by itself, such as a time-out; when a thread could run, in
-Python or C++; and when it does not answer: it holds the GIL or needs a core.
+A rank is stuck when each of its threads waits in communication or for a thread of its own, or has
+returned. It can go on when a thread computes, sleeps, or waits for what may come by itself, such as
+a time-out; when a thread could run, in Python or C++; and when it does not answer: it holds the GIL
+or needs a core.
 
-A deadlock is declared when every rank is stuck, and between looks none has run and no byte has moved: then no rank can
-wake another, since one that could would have been seen to run. What each rank waits *for* is the report's business.
+A deadlock is declared when every rank is stuck, and between looks none has run and no byte has
+moved: then no rank can wake another, since one that could would have been seen to run. What each
+rank waits *for* is the report's business.
 
-A rank is overdue when it has stood in one call of NCCL's for longer than its group's time-out: while NCCL makes a
-communicator, it waits for a missing member without one. The calls of gloo end by themselves.
+A rank is overdue when it has stood in one call of NCCL's for longer than its group's time-out:
+while NCCL makes a communicator, it waits for a missing member without one. The calls of gloo end by
+themselves.
 """
 
 from collections.abc import Mapping
@@ -27,7 +30,9 @@ _NOTE_AGAIN_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Look:
-    """One look at a world: the snapshot of each rank that answered, and who has returned already."""
+    """One look at a world: the snapshot of each rank that answered, and who has
+    returned already.
+    """
 
     num_ranks: int
     snapshots: Mapping[int, Snapshot]
@@ -37,7 +42,9 @@ class Look:
     )  # of ranks that did not answer: what faulthandler wrote
 
     def calls(self) -> dict[tuple[str, int, str], dict[int, Collective]]:
-        """Return the unfinished collectives: (group, number, operation) -> rank -> its view of the call."""
+        """Return the unfinished collectives: (group, number, operation) -> rank -> its view of the
+        call.
+        """
         calls: dict[tuple[str, int, str], dict[int, Collective]] = {}
         for rank in sorted(self.snapshots):
             for call in self.snapshots[rank].collectives:
@@ -45,7 +52,9 @@ class Look:
         return calls
 
     def left(self, call: Collective) -> list[int]:
-        """Return the members that have finished a collective, or given up on it, while others are in it."""
+        """Return the members that have finished a collective, or given up on it, while others are
+        in it.
+        """
         return [
             rank
             for rank in call.ranks
@@ -57,7 +66,9 @@ class Look:
         return self.snapshots[rank].threads[int(rank in self.returned) :]
 
     def is_waiting(self, rank: int) -> bool:
-        """Return whether a rank's main thread is in a communication call that it cannot leave by itself."""
+        """Return whether a rank's main thread is in a communication call that it cannot leave by
+        itself.
+        """
         return rank in self.snapshots and any(
             thread.state == "waits" for thread in self.threads(rank)[:1]
         )
@@ -109,7 +120,9 @@ class Watchdog:
         self._still_looks = 0
 
     def overdue(self, now: float) -> list[tuple[int, Standing]]:
-        """Return the ranks that have stood in a call for longer than its limit, each with the call."""
+        """Return the ranks that have stood in a call for longer than its limit, each
+        with the call.
+        """
         return [
             (rank, call)
             for (rank, call), since in self._standing.items()

@@ -1,7 +1,8 @@
-"""Sends messages between the notebook, the server and the ranks: a length, then a pickled tuple ``(kind, *fields)``.
+"""Sends messages between the notebook, the server and the ranks: a length, then a pickled tuple
+``(kind, *fields)``.
 
-They go through unnamed socket pairs that are inherited through fork and exec: nobody else can connect, so unpickling
-them is as safe as calling a function of one's own.
+They go through unnamed socket pairs that are inherited through fork and exec: nobody else can
+connect, so unpickling them is as safe as calling a function of one's own.
 """
 
 import contextlib
@@ -35,7 +36,9 @@ class Connection:
         return self.socket.fileno()
 
     def send(self, *message, descriptors: Sequence[int] = ()) -> None:
-        """Send one message, and ahead of it open files for another process; nothing if that is gone."""
+        """Send one message, and ahead of it open files for another process; nothing if that is
+        gone.
+        """
         body = pickle.dumps(message, protocol=5)
         with contextlib.suppress(OSError), self._sending:
             for first in range(
@@ -67,7 +70,9 @@ class Connection:
             yield from self.arrived(flags=0)
 
     def close(self) -> None:
-        """Close the connection for the other side too, even if a fork of this process holds it open."""
+        """Close the connection for the other side too, even if a fork of this process holds it
+        open.
+        """
         self.is_open = False
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)

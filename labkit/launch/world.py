@@ -28,25 +28,31 @@ def launch(
     fn, /, *args, world_size: int, backend: str = "auto", timeout_seconds: float = 60.0,
     live: bool = False, strict: bool = False, **kwargs,
 ) -> list:  # fmt: skip
-    """Run ``fn(*args, **kwargs)`` on ``world_size`` new ranks. Return what they return, in rank order.
+    """Run ``fn(*args, **kwargs)`` on ``world_size`` new ranks.
 
-    Each rank is a new process with torch.distributed initialised: no variable, group or fault of an earlier launch is
-    met again. On GPUs that has a price, which was not measured: each launch makes a CUDA context on each GPU, loads
-    kernels (see `labkit.device.prepare_gpu`) and starts NCCL. A `World` pays it once.
+    Return what they return, in rank order.
 
-    ``fn``, its arguments and its results may be anything made in a notebook cell. What ranks print is shown by rank
-    when all are done; with ``live=True`` at once.
+    Each rank is a new process with torch.distributed initialised: no variable, group or fault of an
+    earlier launch is met again. On GPUs that has a price, which was not measured: each launch makes
+    a CUDA context on each GPU, loads kernels (see `labkit.device.prepare_gpu`) and starts NCCL. A
+    `World` pays it once.
+
+    ``fn``, its arguments and its results may be anything made in a notebook cell. What ranks print
+    is shown by rank when all are done; with ``live=True`` at once.
 
     Args:
         backend: ``"auto"`` takes NCCL when each rank can have a GPU, and gloo on the CPU otherwise.
-        timeout_seconds: how long a rank waits inside one communication before torch gives up; or the launcher, five
-            seconds later, where torch does not: at the first use of a group, NCCL waits for ever for a missing member.
-        strict: check in every collective that all ranks agree on operation, shape and dtype. This is slower, and
-            torch 2.13 crashes (SIGSEGV) when DistributedDataParallel meets it on gloo, under torchrun too.
+        timeout_seconds: how long a rank waits inside one communication before torch gives up; or
+            the launcher, five seconds later, where torch does not: at the first use of a group,
+            NCCL waits for ever for a missing member.
+        strict: check in every collective that all ranks agree on operation, shape and dtype. This
+            is slower, and torch 2.13 crashes (SIGSEGV) when DistributedDataParallel meets it on
+            gloo, under torchrun too.
 
     Raises:
         ValueError: an argument does not fit; no process was started.
-        RankFailed: a rank raised or died; the message is the report. `Deadlock` if they wait for each other.
+        RankFailed: a rank raised or died; the message is the report. `Deadlock` if they wait for
+            each other.
     """
     call = _pickled_call(fn, args, kwargs)  # first: if it is refused, no process was started
     with World(
@@ -58,8 +64,9 @@ def launch(
 class World(contextlib.AbstractContextManager):
     """Ranks that stay alive between calls: ``with World(4) as world: world.run(fn, ...)``.
 
-    It outlives a fault: ranks that wait are freed, and gloo's groups connected anew. A killed rank ends it, or one that
-    C code does not let go, or with NCCL a message on its way; ``ended`` says why. Arguments and errors: see `launch`.
+    It outlives a fault: ranks that wait are freed, and gloo's groups connected anew. A killed rank
+    ends it, or one that C code does not let go, or with NCCL a message on its way; ``ended`` says
+    why. Arguments and errors: see `launch`.
     """
 
     def __init__(
@@ -81,7 +88,8 @@ class World(contextlib.AbstractContextManager):
             not isinstance(timeout_seconds, Real) or not 0 < timeout_seconds <= 1e6
         ):  # torch counts nanoseconds
             raise ValueError(
-                f"timeout_seconds={timeout_seconds!r} must be a number above 0, and at most a million"
+                f"timeout_seconds={timeout_seconds!r} must be a number above 0, and at most "
+                "a million"
             )
         if "LABKIT_WORLD" in os.environ:
             raise RuntimeError(
@@ -152,7 +160,9 @@ class World(contextlib.AbstractContextManager):
 
 
 def _pickled_call(fn, args: tuple, kwargs: dict) -> list[memoryview]:
-    """Return what every rank is sent: the state of the notebook, and the call, to be unpickled in that state."""
+    """Return what every rank is sent: the state of the notebook, and the call, to be unpickled in
+    that state.
+    """
     if not callable(fn):
         raise ValueError(
             f"fn={fn!r} cannot be called: pass the function itself, and its arguments after it"

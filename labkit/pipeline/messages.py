@@ -1,11 +1,14 @@
-"""Sends activations to the next stage and gradients to the one before, and receives both ahead of need.
+"""Sends activations to the next stage and gradients to the one before, and receives both ahead of
+need.
 
-Each message has its own tag: with interleaving on two ranks, both neighbours are the same rank. NCCL knows no tags, so
-there each kind and direction has its own channel (`ProcessGroups.channel`), which keeps the order of sending. Receives
-are posted in that order, whatever the receiver's own is, and what comes before its op does is kept.
+Each message has its own tag: with interleaving on two ranks, both neighbours are the same rank.
+NCCL knows no tags, so there each kind and direction has its own channel (`ProcessGroups.channel`),
+which keeps the order of sending. Receives are posted in that order, whatever the receiver's own is,
+and what comes before its op does is kept.
 
-A shape message, if shapes are unknown, goes through the channel of gradients in its direction: the first of those comes
-only after all shapes, and in the activations' own channel it would hold up the activation that follows.
+A shape message, if shapes are unknown, goes through the channel of gradients in its direction: the
+first of those comes only after all shapes, and in the activations' own channel it would hold up the
+activation that follows.
 """
 
 from collections import Counter, defaultdict, deque
@@ -43,7 +46,8 @@ class Route(NamedTuple):
 class Messages:
     """Sends and receives the tensors of one rank in one step.
 
-    A shape message goes ahead of a stage's first activation, unless ``activation`` says what all of them are.
+    A shape message goes ahead of a stage's first activation, unless ``activation`` says what all of
+    them are.
     """
 
     def __init__(
@@ -58,7 +62,8 @@ class Messages:
         self.schedule = schedule
         self.groups = groups
         self.span = span
-        # On a GPU a second receive in a channel's queue can hold up the computation that the first one waits for.
+        # On a GPU a second receive in a channel's queue can hold up the computation that the first
+        # one waits for.
         self.recv_prefetch = (
             1 if groups.has_channels else check_size("recv_prefetch", recv_prefetch)
         )
@@ -93,7 +98,10 @@ class Messages:
                 groups.connect(BACKWARD, before, after)  # for shapes
 
     def take(self, op: Op) -> torch.Tensor | None:
-        """Return what ``op``, the schedule's next, needs; wait if it is not here yet. None if it needs nothing."""
+        """Return what ``op``, the schedule's next, needs; wait if it is not here yet.
+
+        None if it needs nothing.
+        """
         self._post_recvs()
         for key, num_left in self.due.get((self.rank, op), ()):
             while len(self.recvs[key][0]) > num_left:
@@ -109,7 +117,8 @@ class Messages:
                 self._post_recvs()
             tensor, work = posted.pop(route)
             work.wait()
-        # The sender has done all its ops up to this one, so it has received what this rank sent for them.
+        # The sender has done all its ops up to this one, so it has received what this rank sent for
+        # them.
         order = self.order_of(route.rank)
         self._release(
             to
@@ -119,7 +128,9 @@ class Messages:
         return tensor
 
     def send(self, op: Op, result: torch.Tensor | None) -> None:
-        """Start to send what ``op`` gave to the stage that needs it, if any does; keep it until it has left."""
+        """Start to send what ``op`` gave to the stage that needs it, if any does; keep it until it
+        has left.
+        """
         route = self._route(op, 1)
         if route is None:
             return
@@ -127,7 +138,8 @@ class Messages:
         if not is_tensor or result.dtype not in DTYPES or result.dim() > MAX_DIMS:
             what = f"{result.dtype} of {result.dim()} dims" if is_tensor else type(result).__name__
             raise ValueError(
-                f"{op} gave a {what}: a stage must give one tensor of floats, of at most {MAX_DIMS} dims"
+                f"{op} gave a {what}: a stage must give one tensor of floats, of at most "
+                f"{MAX_DIMS} dims"
             )
         tensor = result.detach().contiguous()
         if route.rank == self.rank:
@@ -167,7 +179,9 @@ class Messages:
         self.pending_sends.setdefault(route, []).append((tensor, work))
 
     def _post_recvs(self) -> None:
-        """Start to receive the next messages of each kind from each sender, as far as their shapes are known."""
+        """Start to receive the next messages of each kind from each sender, as far as their shapes
+        are known.
+        """
         for (kind, _), (to_post, posted) in self.recvs.items():
             # Shapes come through the channels of gradients, and before them.
             to_know = self.stages_before if kind == BACKWARD else set()
@@ -179,7 +193,9 @@ class Messages:
                 self._post_recv(to_post, posted)
 
     def _post_recv(self, to_post: deque[Route], posted: dict[Route, tuple]) -> None:
-        """Start to receive the next message, after its shape, and in a channel once the one before it is here."""
+        """Start to receive the next message, after its shape, and in a channel once the one before
+        it is here.
+        """
         if posted and self.groups.has_channels:
             posted[next(reversed(posted))][1].wait()
         route = to_post.popleft()
@@ -210,13 +226,17 @@ class Messages:
         self.shapes[route.stage] = DTYPES[dtype], torch.Size(shape[:num_dims]), rows
 
     def _shape(self, route: Route) -> tuple[torch.dtype, torch.Size]:
-        """Return the dtype and shape that both ends know of a message: as noted, but with its own number of rows."""
+        """Return the dtype and shape that both ends know of a message: as noted, but with its own
+        number of rows.
+        """
         dtype, shape, rows = self.shapes[route.stage]
         own_rows = self.rows[route.op.micro_batch]
         return dtype, shape if own_rows == rows else torch.Size([own_rows, *shape[1:]])
 
     def _route(self, op: Op, steps: int) -> Route | None:
-        """Return the route of the message that ``op`` gives (``steps`` is 1) or needs (-1); None if there is none."""
+        """Return the route of the message that ``op`` gives (``steps`` is 1) or needs (-1); None if
+        there is none.
+        """
         neighbor = self.schedule.neighbor(self.rank, op, steps)
         if neighbor is None:
             return None
@@ -236,10 +256,12 @@ class Messages:
 
 @lru_cache(maxsize=64)
 def _due(schedule: Schedule) -> dict[tuple[int, Op], deque]:
-    """Return by rank and op which receives to post before it: kind and sender, and how many may be left to post.
+    """Return by rank and op which receives to post before it: kind and sender, and how many may be
+    left to post.
 
-    If all ops took the same time, these are of all that was sent but each channel's newest message. So no rank waits
-    for ever: in that order each send finds the message before it received, and each receive finds its message sent.
+    If all ops took the same time, these are of all that was sent but each channel's newest message.
+    So no rank waits for ever: in that order each send finds the message before it received, and
+    each receive finds its message sent.
     """
     steps: dict[tuple[int, Op], int] = {}  # when each op runs
     last_step: Counter[int] = Counter()  # of each rank

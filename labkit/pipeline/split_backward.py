@@ -1,8 +1,9 @@
-"""Splits a backward pass in two: first the gradient of the input, which another rank waits for, then the weights'.
+"""Splits a backward pass in two: first the gradient of the input, which another rank waits for,
+then the weights'.
 
-The graph of a stage is a path from the output back to the input, with weights beside it. The first half goes along the
-path and keeps the gradient that arrives at each node with weights beside it; the second half starts from those.
-Source of the idea: arXiv 2401.10241, section 2.
+The graph of a stage is a path from the output back to the input, with weights beside it. The first
+half goes along the path and keeps the gradient that arrives at each node with weights beside it;
+the second half starts from those. Source of the idea: arXiv 2401.10241, section 2.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,10 +19,12 @@ from labkit.torch_versions import graph_owner
 def split_backward(
     output: torch.Tensor, x: torch.Tensor, grad: torch.Tensor | None
 ) -> Callable[[], None]:
-    """Fill ``x.grad`` of a leaf x, given the gradient of the output; return what adds to the gradients of the weights.
+    """Fill ``x.grad`` of a leaf x, given the gradient of the output; return what adds to the
+    gradients of the weights.
 
-    Where there is no path from output to x (token numbers have no gradient), the second half is all of backward.
-    If a weight is used at two nodes, it goes the whole path again: that is right, but saves nothing, as checkpointing.
+    Where there is no path from output to x (token numbers have no gradient), the second half is all
+    of backward. If a weight is used at two nodes, it goes the whole path again: that is right, but
+    saves nothing, as checkpointing.
     """
     if not output.requires_grad:
         return lambda: None
@@ -59,7 +62,9 @@ def split_backward(
 
 
 def _weights_beside(root: Node, x: Node) -> dict[Node, set[torch.Tensor]] | None:
-    """Return the weights beside each node on a path from the output to x; None if there is no path."""
+    """Return the weights beside each node on a path from the output to x; None if there
+    is no path.
+    """
     graph: dict[Node, list[Node]] = {}  # each with the nodes it leads to
     found = [root]
     while found:

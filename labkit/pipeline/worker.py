@@ -1,7 +1,7 @@
 """Executes one rank's ops of a pipeline schedule: receive, compute, send.
 
-The order is the schedule's (`labkit.schedules`). `Messages` receives ahead of need and does not wait for what it sends,
-so messages travel while a `Stage` computes.
+The order is the schedule's (`labkit.schedules`). `Messages` receives ahead of need and does not
+wait for what it sends, so messages travel while a `Stage` computes.
 """
 
 import math
@@ -39,32 +39,45 @@ def run(
     recv_prefetch: int = 4,
     allow_deadlock: bool = False,
 ) -> torch.Tensor | None:
-    """Run one step of a pipeline: forward and backward of all micro-batches. Every rank of the pipeline calls it.
+    """Run one step of a pipeline: forward and backward of all micro-batches.
 
-    Gradients are added to ``parameter.grad``. They are those of one process with the whole batch: of the mean loss over
-    all rows, or all targets that count. Returns that mean on the rank of the last stage, None on the others. With
-    ``average``, targets are counted over all replicas, and the mean of what they return is the mean over all of them;
-    where rows count, replicas must have equally many.
+    Every rank of the pipeline calls it.
+
+    Gradients are added to ``parameter.grad``. They are those of one process with the whole batch:
+    of the mean loss over all rows, or all targets that count. Returns that mean on the rank of the
+    last stage, None on the others. With ``average``, targets are counted over all replicas, and the
+    mean of what they return is the mean over all of them; where rows count, replicas must have
+    equally many.
 
     Args:
-        chunks: this rank's chunks of the model, in the order of their numbers; each takes one tensor and gives one.
-        inputs: the m micro-batches, [rows, ...], the same on every rank. Stages after the first only need their shapes.
-        loss: from a micro-batch's output and target (None without targets), the mean over its rows, or its targets.
+        chunks: this rank's chunks of the model, in the order of their numbers; each takes one
+            tensor and gives one.
+        inputs: the m micro-batches, [rows, ...], the same on every rank. Stages after the first
+            only need their shapes.
+        loss: from a micro-batch's output and target (None without targets), the mean over its rows,
+            or its targets.
         targets: the m targets, for the last stage.
-        ignore_index: the integer target that ``loss`` leaves out of its mean, as `F.cross_entropy` does. None: all
-            count, and replicas have equally many, so a GPU's host need not wait for their number.
-        tied: this rank's copies of a weight that first and last stage share; their gradients are added up.
-        average: the chunks are wrapped (`labkit.data_parallel`): each sends its gradients during its last backward (if
-            sharded and split, after all ops); they are the replicas' average at the end. Otherwise they stay its own.
-        reduce_every_micro_batch: send them in every backward, so a `FullyShardedDataParallel` adds up no whole ones.
+        ignore_index: the integer target that ``loss`` leaves out of its mean, as `F.cross_entropy`
+            does. None: all count, and replicas have equally many, so a GPU's host need not wait for
+            their number.
+        tied: this rank's copies of a weight that first and last stage share; their gradients are
+            added up.
+        average: the chunks are wrapped (`labkit.data_parallel`): each sends its gradients during
+            its last backward (if sharded and split, after all ops); they are the replicas' average
+            at the end. Otherwise they stay its own.
+        reduce_every_micro_batch: send them in every backward, so a `FullyShardedDataParallel` adds
+            up no whole ones.
         trace: gets a span for each op and each wait.
-        activation: dtype and shape, [rows, ...], of what every stage but the last gives for the first micro-batch, the
-            same on every rank. Without it each step sends shapes ahead, and a GPU's host waits for them.
-        recv_prefetch: how many receives of each kind are posted at a time from each sender; on NCCL as few as can run.
+        activation: dtype and shape, [rows, ...], of what every stage but the last gives for the
+            first micro-batch, the same on every rank. Without it each step sends shapes ahead, and
+            a GPU's host waits for them.
+        recv_prefetch: how many receives of each kind are posted at a time from each sender; on NCCL
+            as few as can run.
         allow_deadlock: run the schedule even if it deadlocks, to see what is reported.
 
     Raises:
-        ValueError: before any communication, if sizes or chunks do not fit the schedule, or it cannot run.
+        ValueError: before any communication, if sizes or chunks do not fit the schedule, or it
+            cannot run.
     """
     check_schedule(schedule, allow_deadlock)
     _check_arguments(
@@ -122,7 +135,9 @@ def _last_backwards(schedule: Schedule, rank: int) -> dict[int, Op]:
 def _all_reduce_tied_grads(
     tied: Sequence[nn.Parameter], schedule: Schedule, groups: ProcessGroups
 ) -> Iterator[None]:
-    """Give all copies of a shared weight, on this rank and on its partner, the sum of the gradients from this block."""
+    """Give all copies of a shared weight, on this rank and on its partner, the sum of the gradients
+    from this block.
+    """
     earlier: dict[nn.Parameter, torch.Tensor | None] = {}  # in these the copies agree
     for weight in tied:
         if weight.requires_grad:
@@ -145,9 +160,11 @@ def _all_reduce_tied_grads(
 
 
 class Stage:
-    """Forward and backward of model chunk ``number``, with the activations that it keeps in between.
+    """Forward and backward of model chunk ``number``, with the activations that it keeps in
+    between.
 
-    The first stage takes its input from ``inputs``; the last one computes the loss, and ``total`` is its mean so far.
+    The first stage takes its input from ``inputs``; the last one computes the loss, and ``total``
+    is its mean so far.
     """
 
     def __init__(
@@ -206,7 +223,9 @@ class Stage:
         return output
 
     def _share_of_loss(self, op: Op, output: torch.Tensor) -> torch.Tensor:
-        """Return what a micro-batch adds to the mean loss: this is the one place where losses are averaged."""
+        """Return what a micro-batch adds to the mean loss: this is the one place where losses are
+        averaged.
+        """
         weight = self.loss_weights[op.micro_batch]
         if weight == 0:  # nothing counts, and the mean over nothing would be NaN
             return output.flatten()[:0].sum()
@@ -214,7 +233,9 @@ class Stage:
         return self.loss(output, target) * weight
 
     def backward(self, op: Op, grad: torch.Tensor | None) -> torch.Tensor:
-        """Return the gradient of the input; add up those of the weights too, unless they are an op of their own."""
+        """Return the gradient of the input; add up those of the weights too, unless they are an op
+        of their own.
+        """
         x, output = self._held.pop(op.micro_batch)
         if self.splits_backward:
             self._weight_gradients[op.micro_batch] = split_backward(output, x, grad)
@@ -229,7 +250,8 @@ def _loss_weights(
     ignore_index: int | None,
     replicas: Sequence[dist.ProcessGroup],
 ) -> list[float]:
-    """Return each micro-batch's share of the mean over all: by its rows, or by its targets that count.
+    """Return each micro-batch's share of the mean over all: by its rows, or by its targets that
+    count.
 
     Of several replicas, whose gradients are averaged, the shares add up to their number.
     """
@@ -262,7 +284,8 @@ def _check_arguments(
         raise ValueError(f"{fault}: place the first on rank 0, and the last on rank 0 or {p - 1}")
     if len(chunks) != schedule.num_chunks:
         raise ValueError(
-            f"{len(chunks)} chunks for a schedule of num_chunks={schedule.num_chunks}: give that many"
+            f"{len(chunks)} chunks for a schedule of num_chunks={schedule.num_chunks}: give "
+            "that many"
         )
     if average and not all(isinstance(chunk, DataParallelBase) for chunk in chunks):
         raise ValueError(
@@ -272,8 +295,14 @@ def _check_arguments(
         getattr(chunk, "reshard_after_forward", False) for chunk in chunks
     )
     if frees and WEIGHT_GRADIENT in schedule.kinds:
-        fault = f"{schedule.name!r} computes weights' gradients after layers were freed, or their gradients sent"
-        way_out = "use reduce_every_micro_batch=False and reshard_after_forward=False, or a different schedule"
+        fault = (
+            f"{schedule.name!r} computes weights' gradients after layers were freed, or "
+            "their gradients sent"
+        )
+        way_out = (
+            "use reduce_every_micro_batch=False and reshard_after_forward=False, or a "
+            "different schedule"
+        )
         raise ValueError(f"{fault}: {way_out}")
     for name, given in (("inputs", inputs), ("targets", targets)):
         if given is not None and len(given) != m:
@@ -283,7 +312,8 @@ def _check_arguments(
     for number, rows in enumerate(inputs):
         if len(rows) == 0:
             raise ValueError(
-                f"micro-batch {number} of {m} has no rows: use fewer micro-batches or a larger batch"
+                f"micro-batch {number} of {m} has no rows: use fewer micro-batches or a "
+                "larger batch"
             )
         if (rows.shape[1:], rows.dtype) != (inputs[0].shape[1:], inputs[0].dtype):
             this, first = (f"{str(x.dtype)[6:]} {list(x.shape)}" for x in (rows, inputs[0]))

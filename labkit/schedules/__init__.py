@@ -1,4 +1,7 @@
-"""Pipeline schedules as data: what each rank does, in which order. No processes, no tensors, no times."""
+"""Pipeline schedules as data: what each rank does, in which order.
+
+No processes, no tensors, no times.
+"""
 
 from labkit.schedules.folded import dualpipe_v, v_half, v_min, zero_bubble_v
 from labkit.schedules.greedy import greedy

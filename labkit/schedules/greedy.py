@@ -1,8 +1,10 @@
-"""Schedules a V greedily under a memory limit: each rank, whenever it is free, takes the most urgent op that fits.
+"""Schedules a V greedily under a memory limit: each rank, whenever it is free, takes the most
+urgent op that fits.
 
-What is urgent says a *building block*: when each pass of one micro-batch would run, repeated every 6 units for the next
-one (a rank has F, B and W of two chunks for each). Where the block leaves a rank idle, as at the start and the end,
-other ops fill the hole. The blocks are those of arXiv 2405.15362, section 4; how holes are filled is ours.
+What is urgent says a *building block*: when each pass of one micro-batch would run, repeated every
+6 units for the next one (a rank has F, B and W of two chunks for each). Where the block leaves a
+rank idle, as at the start and the end, other ops fill the hole. The blocks are those of arXiv
+2405.15362, section 4; how holes are filled is ours.
 """
 
 from collections import deque
@@ -27,7 +29,8 @@ PASSES = (
     (FORWARD, 0),
     (BACKWARD, 0),
 )  # kind and chunk; weight gradients have no time
-TRIES = (  # the building block, what fills a hole first, and how many chunks its forwards must leave free
+# The building block, what fills a hole first, and how many chunks its forwards must leave free
+TRIES = (
     ("half", "BWF", 1), ("none", "BFW", 1), ("least", "BFW", 2), ("half", "WBF", 3),
     ("half", "WBF", 0), ("half", "BFW", 3), ("least", "BWF", 3), ("least", "WBF", 2),
     ("half", "BFW", 2), ("least", "WBF", 4),
@@ -36,13 +39,16 @@ TRIES = (  # the building block, what fills a hole first, and how many chunks it
 
 
 def greedy(pp_size: int, num_micro_batches: int, max_in_flight: int) -> Schedule:
-    """Return the fastest V found in which no rank holds the activations of more than ``max_in_flight`` chunks.
+    """Return the fastest V found in which no rank holds the activations of more than
+    ``max_in_flight`` chunks.
 
-    Fast means: if all passes take the same time. With 2p chunks and m >= 2p, no rank is idle but for the p - 1 passes
-    until the last one gets its first input. A higher limit is never slower, as the lower ones are tried too.
+    Fast means: if all passes take the same time. With 2p chunks and m >= 2p, no rank is idle but
+    for the p - 1 passes until the last one gets its first input. A higher limit is never slower, as
+    the lower ones are tried too.
 
     Raises:
-        ValueError: the limit is below 2: the last rank has both chunks of a micro-batch before its first backward.
+        ValueError: the limit is below 2: the last rank has both chunks of a micro-batch before its
+            first backward.
 
     >>> print(greedy(2, 2, max_in_flight=3))
     greedy, at most 3 chunks held: 2 ranks, 2 micro-batches, 2 chunks per rank
@@ -94,7 +100,9 @@ class Greedy:
         self.done: set[tuple[int, Op]] = set()
 
     def run(self) -> tuple[int, list[list[Op]]] | None:
-        """Return the number of steps and each rank's ops; None if the ranks come to wait for each other."""
+        """Return the number of steps and each rank's ops; None if the ranks come to wait for each
+        other.
+        """
         ranks: list[list[Op]] = [[] for _ in self.left]
         steps = 0
         while True:
@@ -124,7 +132,9 @@ class Greedy:
             self.weights[rank].append(op._replace(kind=WEIGHT_GRADIENT))
 
     def choose(self, rank: int) -> Op | None:
-        """Return the op that the block has next, if it can run; else the first kind of ``fills`` that can."""
+        """Return the op that the block has next, if it can run; else the first kind of ``fills``
+        that can.
+        """
         times = self.times[rank]
         heads = [queue[0] for queue in self.left[rank].values() if queue]
         urgent = None

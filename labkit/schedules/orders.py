@@ -5,9 +5,12 @@ from labkit.sizes import check_size, whole_number
 
 
 def gpipe(pp_size: int, num_micro_batches: int) -> Schedule:
-    """All forwards, then all backwards. It is simple, but every rank holds the activations of all m micro-batches.
+    """All forwards, then all backwards.
 
-    Bubble (idle / ideal time): (p-1)/m. Peak in flight (micro-batches whose activations a rank holds): m.
+    It is simple, but every rank holds the activations of all m micro-batches.
+
+    Bubble (idle / ideal time): (p-1)/m. Peak in flight (micro-batches whose activations a rank
+    holds): m.
     Source: arXiv 1811.06965, section 2.3.
 
     >>> print(gpipe(2, 3))
@@ -23,8 +26,9 @@ def gpipe(pp_size: int, num_micro_batches: int) -> Schedule:
 def one_f_one_b(pp_size: int, num_micro_batches: int) -> Schedule:
     """One forward and one backward in turn, after a warm-up of one forward for each later rank.
 
-    Bubble, idle over ideal: (p-1)/m, as GPipe's. Peak in flight on rank r: only min(p - r, m), because a micro-batch's
-    backward starts as soon as it can. Source: arXiv 2104.04473, section 2.2.1 (there "PipeDream-Flush").
+    Bubble, idle over ideal: (p-1)/m, as GPipe's. Peak in flight on rank r: only min(p - r, m),
+    because a micro-batch's backward starts as soon as it can. Source: arXiv 2104.04473, section
+    2.2.1 (there "PipeDream-Flush").
 
     >>> print(one_f_one_b(2, 3))
     1F1B: 2 ranks, 3 micro-batches
@@ -39,12 +43,14 @@ def one_f_one_b(pp_size: int, num_micro_batches: int) -> Schedule:
 
 
 def interleaved(pp_size: int, num_micro_batches: int, num_chunks: int) -> Schedule:
-    """1F1B with v chunks of the model per rank: a smaller bubble, for v times the messages and more memory.
+    """1F1B with v chunks of the model per rank: a smaller bubble, for v times the messages and more
+    memory.
 
-    Each chunk takes a round of p micro-batches before the next chunk takes them. Where p does not divide m, rounds are
-    a little larger; if m < p, all m make one round. Bubble: (p-1)/(v m) for m >= p; in general
-    (v*max(m, p) + min(m, p) - 1)/(v m) - 1. Peak in flight on rank r, in passes through a chunk:
-    min(v m, 2(p-r-1) + (v-1)g + 1) with g the largest round; for g = p, 1F1B's memory on rank 0 times 1 + (p-1)/(p v).
+    Each chunk takes a round of p micro-batches before the next chunk takes them. Where p does not
+    divide m, rounds are a little larger; if m < p, all m make one round. Bubble: (p-1)/(v m) for m
+    >= p; in general (v*max(m, p) + min(m, p) - 1)/(v m) - 1. Peak in flight on rank r, in passes
+    through a chunk: min(v m, 2(p-r-1) + (v-1)g + 1) with g the largest round; for g = p, 1F1B's
+    memory on rank 0 times 1 + (p-1)/(p v).
     Source: arXiv 2104.04473, section 2.2.2; the order is that of Megatron-LM where p divides m.
 
     >>> print(interleaved(2, 2, num_chunks=2))
@@ -75,15 +81,18 @@ def interleaved(pp_size: int, num_micro_batches: int, num_chunks: int) -> Schedu
 
 
 def zero_bubble(pp_size: int, num_micro_batches: int, extra_in_flight: int = 0) -> Schedule:
-    """1F1B with the backward split in two; weight gradients wait until the rank would otherwise be idle.
+    """1F1B with the backward split in two; weight gradients wait until the rank would otherwise be
+    idle.
 
-    With t_b for the gradient of the input, t_w <= t_f, t_b for that of the weights, and e = ``extra_in_flight``, the
-    busiest rank is idle between its first op and its last for (p-1)(t_f + t_b) - (min(m, p+e)-1) t_w, if that is above
-    zero; with 1F1B it would be (p-1)(t_f + t_b + t_w). Peak in flight: min(m, p+e). ZB-H1 is e = 0, with the memory of
-    1F1B's rank 0 on every rank; ZB-H2 is e = p-1, for almost twice the memory.
+    With t_b for the gradient of the input, t_w <= t_f, t_b for that of the weights, and e =
+    ``extra_in_flight``, the busiest rank is idle between its first op and its last for (p-1)(t_f +
+    t_b) - (min(m, p+e)-1) t_w, if that is above zero; with 1F1B it would be (p-1)(t_f + t_b + t_w).
+    Peak in flight: min(m, p+e). ZB-H1 is e = 0, with the memory of 1F1B's rank 0 on every rank;
+    ZB-H2 is e = p-1, for almost twice the memory.
 
-    No schedule saves the (p-1) t_f that the last rank waits for its first input; with t_f = t_b = t_w, ZB-H1 has no
-    other idle time in a step. ZB-H2 then saves time only if a rank can go on to the next step without the others.
+    No schedule saves the (p-1) t_f that the last rank waits for its first input; with t_f = t_b =
+    t_w, ZB-H1 has no other idle time in a step. ZB-H2 then saves time only if a rank can go on to
+    the next step without the others.
     Source: arXiv 2401.10241, section 2; the case m < p is ours.
 
     >>> print(zero_bubble(2, 3))
@@ -94,7 +103,8 @@ def zero_bubble(pp_size: int, num_micro_batches: int, extra_in_flight: int = 0) 
     p, m = _sizes(pp_size, num_micro_batches)
     if whole_number(extra_in_flight) not in range(p):
         raise ValueError(
-            f"extra_in_flight={extra_in_flight!r} with pp_size={p}: use 0 (ZB-H1) to {p - 1} (ZB-H2)"
+            f"extra_in_flight={extra_in_flight!r} with pp_size={p}: use 0 (ZB-H1) to {p - 1} "
+            "(ZB-H2)"
         )
     names = {p - 1: "zero bubble (ZB-H2)", 0: "zero bubble (ZB-H1)"}
     name = names.get(extra_in_flight, f"zero bubble, {extra_in_flight} more in flight")
@@ -107,7 +117,9 @@ def _sizes(pp_size: int, num_micro_batches: int) -> tuple[int, int]:
 
 
 def _in_turn(forwards: list[Op], backwards: list[Op], num_warmup: int) -> list[Op]:
-    """Return ``num_warmup`` forwards; then a forward and a backward in turn; then the backwards that are left."""
+    """Return ``num_warmup`` forwards; then a forward and a backward in turn; then the backwards
+    that are left.
+    """
     ops = forwards[:num_warmup]
     for index, backward in enumerate(backwards):
         ops += [*forwards[num_warmup + index : num_warmup + index + 1], backward]
@@ -115,7 +127,9 @@ def _in_turn(forwards: list[Op], backwards: list[Op], num_warmup: int) -> list[O
 
 
 def _zero_bubble_ops(ranks_left: int, m: int, p: int, extra: int) -> list[Op]:
-    """Return the ops of the rank with ``ranks_left`` ranks from it to the pipeline's end, itself included."""
+    """Return the ops of the rank with ``ranks_left`` ranks from it to the pipeline's end, itself
+    included.
+    """
     num_forwards = min(m, ranks_left + min(extra, ranks_left - 1))
     ops = [Op(FORWARD, i) for i in range(num_forwards)]
     num_weight_grads = 0

@@ -1,7 +1,8 @@
 """Defines a schedule, and checks it.
 
-A batch is split into m micro-batches, and the model into p*v stages, v per rank: the rank's chunks. A schedule is p
-lists of ops. It also says where the stages live (`labkit.schedules.stages`); a micro-batch visits each rank v times.
+A batch is split into m micro-batches, and the model into p*v stages, v per rank: the rank's chunks.
+A schedule is p lists of ops. It also says where the stages live (`labkit.schedules.stages`); a
+micro-batch visits each rank v times.
 """
 
 import textwrap
@@ -19,10 +20,11 @@ LETTER = {FORWARD: "F", BACKWARD: "B", WEIGHT_GRADIENT: "W"}
 
 
 class Op(NamedTuple):
-    """One step of a rank's work: one ``kind`` of pass of one micro-batch through one of the rank's chunks.
+    """One step of a rank's work: one ``kind`` of pass of one micro-batch through one of the rank's
+    chunks.
 
-    Where the backward is split, ``backward`` computes the gradient of the input, which the stage before waits for, and
-    ``weight_gradient`` that of the weights.
+    Where the backward is split, ``backward`` computes the gradient of the input, which the stage
+    before waits for, and ``weight_gradient`` that of the weights.
 
     >>> str(Op("forward", 3)), str(Op("backward", 0, chunk=1))
     ('F3', 'B0.1')
@@ -39,7 +41,9 @@ class Op(NamedTuple):
 
 
 class ScheduleDeadlock(ValueError):
-    """Ranks that wait for each other; ``waits`` has each one's next op, and the rank and op it waits for."""
+    """Ranks that wait for each other; ``waits`` has each one's next op, and the rank and op it
+    waits for.
+    """
 
     def __init__(self, name: str, waits: dict[int, tuple[Op, int, Op]]):
         super().__init__(name, waits)
@@ -86,7 +90,8 @@ class Schedule:
         object.__setattr__(self, "kinds", tuple(self.kinds))
         if self.kinds not in (KINDS[:1], KINDS[:2], KINDS):
             raise ValueError(
-                f"kinds={self.kinds} must be the first one, the first two or all of {', '.join(KINDS)}"
+                f"kinds={self.kinds} must be the first one, the first two or all of "
+                f"{', '.join(KINDS)}"
             )
         stages = self.stages if len(self.stages) else round_robin(self.pp_size, self.num_chunks)
         object.__setattr__(self, "stages", check_stages(stages, self.pp_size, self.num_chunks))
@@ -123,7 +128,9 @@ class Schedule:
         return {self.rank_of_stage(0), self.rank_of_stage(self.num_stages - 1)}
 
     def neighbor(self, rank: int, op: Op, steps: int) -> tuple[int, Op] | None:
-        """Return the (rank, op) that needs the result of ``op`` (``steps`` is 1) or gives it its input (-1), if any."""
+        """Return the (rank, op) that needs the result of ``op`` (``steps`` is 1) or gives it its
+        input (-1), if any.
+        """
         stage = self.stage_of(rank, op.chunk) + (steps if op.kind == FORWARD else -steps)
         if op.kind == WEIGHT_GRADIENT or stage not in self._homes:
             return None
@@ -146,7 +153,9 @@ class Schedule:
         return pairs
 
     def in_order(self) -> Iterator[tuple[int, Op, list[tuple[int, Op]]]]:
-        """Yield each rank, op, and what it needs, in an order that can run, or raise a `ScheduleDeadlock`."""
+        """Yield each rank, op, and what it needs, in an order that can run, or raise a
+        `ScheduleDeadlock`.
+        """
         done: set[tuple[int, Op]] = set()
         left = [deque(ops) for ops in self.ranks]
         while any(left):
@@ -166,7 +175,8 @@ class Schedule:
     def peak_in_flight(self, rank: int) -> int:
         """Return the largest number of micro-batches whose activations ``rank`` holds at once.
 
-        Each counts from its forward until its last op is done; with v chunks, each pass counts, and holds 1/v as much.
+        Each counts from its forward until its last op is done; with v chunks, each pass counts, and
+        holds 1/v as much.
 
         >>> from labkit.schedules import gpipe, one_f_one_b
         >>> [gpipe(4, 8).peak_in_flight(rank) for rank in range(4)]
@@ -208,7 +218,8 @@ class Schedule:
 
 @lru_cache(maxsize=64)  # a pipeline asks before every step
 def check(schedule: Schedule, allow_deadlock: bool = False) -> None:
-    """Raise a ValueError unless each rank has each op once, after those of its own that it needs, and all can finish.
+    """Raise a ValueError unless each rank has each op once, after those of its own that it needs,
+    and all can finish.
 
     With ``allow_deadlock``, ranks may wait for each other.
     """

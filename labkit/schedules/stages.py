@@ -20,9 +20,11 @@ def round_robin(pp_size: int, num_chunks: int = 1) -> Stages:
 
 
 def v_shape(pp_size: int) -> Stages:
-    """Return the placement in a V: down the ranks and up again, so that stage s of 2p is on rank min(s, 2p - 1 - s).
+    """Return the placement in a V: down the ranks and up again, so that stage s of 2p is on rank
+    min(s, 2p - 1 - s).
 
-    The two middle stages are neighbours on one rank, and the first and the last, with embedding and loss, on rank 0.
+    The two middle stages are neighbours on one rank, and the first and the last, with embedding and
+    loss, on rank 0.
 
     >>> v_shape(3)
     ((0, 5), (1, 4), (2, 3))
@@ -31,9 +33,14 @@ def v_shape(pp_size: int) -> Stages:
 
 
 def check_stages(stages: Iterable, pp_size: int, num_chunks: int) -> Stages:
-    """Return them as tuples, or raise a ValueError unless each of p ranks has v stages, and each lives on one rank."""
+    """Return them as tuples, or raise a ValueError unless each of p ranks has v stages, and each
+    lives on one rank.
+    """
     of_ranks = tuple(tuple(mine) if isinstance(mine, Iterable) else () for mine in stages)
-    rule = f"give each of {pp_size} ranks {num_chunks} of the stages 0 to {pp_size * num_chunks - 1}, each once"
+    rule = (
+        f"give each of {pp_size} ranks {num_chunks} of the stages 0 to "
+        f"{pp_size * num_chunks - 1}, each once"
+    )
     flat = sum(of_ranks, ())
     for stage in flat:
         if flat.count(stage) > 1 or whole_number(stage) not in range(pp_size * num_chunks):

@@ -1,7 +1,7 @@
 """Divides layers among a tensor-parallel group; each gives what the whole layer of torch.nn would.
 
-They compute in the dtype that they are made with. What they refuse, autocast and second derivatives, is
-in `labkit.autograd`.
+They compute in the dtype that they are made with. What they refuse, autocast and second
+derivatives, is in `labkit.autograd`.
 """
 
 from labkit.tensor_parallel.blocks import ParallelMLP, ParallelSelfAttention

@@ -1,6 +1,7 @@
 """Builds the parts of a transformer layer: an MLP, self-attention with rotary positions, and norms.
 
-MLP and attention are each a column-parallel layer followed by a row-parallel one; between the two nothing is sent.
+MLP and attention are each a column-parallel layer followed by a row-parallel one; between the two
+nothing is sent.
 Source: arXiv 1909.08053, section 3; with ``sequence_parallel``, arXiv 2205.05198, section 4.2.
 """
 
@@ -23,12 +24,13 @@ from labkit.tensor_parallel.operators import copy_to_tp
 class ParallelMLP(nn.Module):
     """GeLU(X A) B with A split by columns and B by rows: one all-reduce forward, one backward.
 
-    With ``gated`` it is SwiGLU (arXiv 2002.05202), (SiLU(X G) * X A) B, where [G; A] is one fused layer with stride 2,
-    so that each rank gets the same columns of both.
+    With ``gated`` it is SwiGLU (arXiv 2002.05202), (SiLU(X G) * X A) B, where [G; A] is one fused
+    layer with stride 2, so that each rank gets the same columns of both.
 
-    x and the output are replicated, [..., seq, hidden]. With ``sequence_parallel`` they are [..., seq/t, hidden], and
-    each all-reduce becomes an all-gather and a reduce-scatter. ``approximate`` is that of `torch.nn.GELU`. ``options``
-    go to both layers, except ``init_method``, which is the first layer's.
+    x and the output are replicated, [..., seq, hidden]. With ``sequence_parallel`` they are
+    [..., seq/t, hidden], and each all-reduce becomes an all-gather and a reduce-scatter.
+    ``approximate`` is that of `torch.nn.GELU`. ``options`` go to both layers, except
+    ``init_method``, which is the first layer's.
     """
 
     def __init__(
@@ -70,22 +72,27 @@ def activation(x: torch.Tensor, gated: bool, approximate: str) -> torch.Tensor:
 
 
 class ParallelSelfAttention(nn.Module):
-    """Causal self-attention with the heads divided among the ranks: one all-reduce forward, one backward.
+    """Causal self-attention with the heads divided among the ranks: one all-reduce forward, one
+    backward.
 
-    x and the output are [batch, seq, hidden], or [batch, seq/t, hidden] with ``sequence_parallel``. Q, K and V are
-    one fused column-parallel layer, [Q; K; V] with stride 3, so that each rank gets all three for its own heads.
-    With grouped queries (arXiv 2305.13245), g heads of queries share one head of keys and values, and the g + 2
-    blocks are [Q_1; ...; Q_g; K; V]: Q_j is the j-th query head of every group.
+    x and the output are [batch, seq, hidden], or [batch, seq/t, hidden] with ``sequence_parallel``.
+    Q, K and V are one fused column-parallel layer, [Q; K; V] with stride 3, so that each rank gets
+    all three for its own heads. With grouped queries (arXiv 2305.13245), g heads of queries share
+    one head of keys and values, and the g + 2 blocks are [Q_1; ...; Q_g; K; V]: Q_j is the j-th
+    query head of every group.
 
     Args:
-        num_query_groups: how many heads the keys and values have; by default as many as the queries.
+        num_query_groups: how many heads the keys and values have; by default as many as the
+            queries.
         dropout: acts on the attention weights.
-        attend: replaces torch's causal attention, for example by ring attention; takes q [batch, heads/t, seq,
-            head_size], and k and v like it, with fewer heads if grouped. It does not work with dropout.
+        attend: replaces torch's causal attention, for example by ring attention; takes q
+            [batch, heads/t, seq, head_size], and k and v like it, with fewer heads if grouped. It
+            does not work with dropout.
         output_layer_init_method, options: as in `ParallelMLP`.
 
     Raises:
-        ValueError: heads do not divide hidden_size, groups the heads, or t the groups; or dropout is not in [0, 1].
+        ValueError: heads do not divide hidden_size, groups the heads, or t the groups; or dropout
+            is not in [0, 1].
     """
 
     def __init__(
@@ -111,7 +118,8 @@ class ParallelSelfAttention(nn.Module):
         check_divides(group.size(), "num_query_groups", kv_heads)
         if attend is not None and dropout:
             raise ValueError(
-                f"dropout={dropout} acts on attention weights, which attend= never has: use dropout=0"
+                f"dropout={dropout} acts on attention weights, which attend= never has: use "
+                "dropout=0"
             )
         self.group = group
         self.head_size = hidden_size // num_heads
@@ -165,10 +173,12 @@ class ParallelSelfAttention(nn.Module):
 def rotation(
     positions: torch.Tensor, head_size: int, dtype: torch.dtype, base: float = 10_000.0
 ) -> torch.Tensor:
-    """Return the cosines and sines, [2, seq, head_size/2], for tokens at these positions, in float32 or better.
+    """Return the cosines and sines, [2, seq, head_size/2], for tokens at these positions, in
+    float32 or better.
 
-    Elements i and i + d/2 of a head are rotated as a pair, by position * base^(-2i/d): then the dot product of a query
-    and a key depends on their distance. Source: arXiv 2104.09864, section 3.4; pairs as in Hugging Face's Llama.
+    Elements i and i + d/2 of a head are rotated as a pair, by position * base^(-2i/d): then the dot
+    product of a query and a key depends on their distance. Source: arXiv 2104.09864, section 3.4;
+    pairs as in Hugging Face's Llama.
     """
     evens = torch.arange(0, head_size, 2, device=positions.device, dtype=torch.float64)  # 2i
     frequencies = base ** -(evens / head_size)
@@ -179,16 +189,21 @@ def rotation(
 
 
 def apply_rotary(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
-    """Return queries or keys, [batch, heads, seq, head_size], rotated by the angles of their positions."""
+    """Return queries or keys, [batch, heads, seq, head_size], rotated by the angles of their
+    positions.
+    """
     cos, sin = rotation
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
 
 
 class _ReplicatedNorm(PlacedModule):
-    """Every rank has the whole weights. With ``sequence_parallel`` it sees only its tokens, so gradients are partial.
+    """Every rank has the whole weights.
 
-    Every backward all-reduces these, unless ``defer_grad_reduce`` leaves that to the end of the step.
+    With ``sequence_parallel`` it sees only its tokens, so gradients are partial.
+
+    Every backward all-reduces these, unless ``defer_grad_reduce`` leaves that to the end of the
+    step.
     """
 
     normalise: Callable[..., torch.Tensor]
@@ -225,6 +240,9 @@ class ReplicatedLayerNorm(_ReplicatedNorm, nn.LayerNorm):
 
 
 class ReplicatedRMSNorm(_ReplicatedNorm, nn.RMSNorm):
-    """RMSNorm with its weight on every rank: weight * x / sqrt(mean of x^2 + eps). Source: arXiv 1910.07467."""
+    """RMSNorm with its weight on every rank: weight * x / sqrt(mean of x^2 + eps).
+
+    Source: arXiv 1910.07467.
+    """
 
     normalise = staticmethod(F.rms_norm)

@@ -1,8 +1,10 @@
-"""Seeds dropout on ranks: the same mask where a tensor is replicated, different masks where it is sharded.
+"""Seeds dropout on ranks: the same mask where a tensor is replicated, different masks where it is
+sharded.
 
-For replicated tensors use `torch.nn.Dropout`: the default generator is seeded alike within a tensor group. For sharded
-tensors the ranks draw one common seed from it, from which each derives its own. So the default generator stays in sync,
-and `torch.utils.checkpoint`, which restores it for recomputation, repeats every mask.
+For replicated tensors use `torch.nn.Dropout`: the default generator is seeded alike within a tensor
+group. For sharded tensors the ranks draw one common seed from it, from which each derives its own.
+So the default generator stays in sync, and `torch.utils.checkpoint`, which restores it for
+recomputation, repeats every mask.
 """
 
 from collections.abc import Iterator
@@ -29,7 +31,9 @@ def seed_replicas(seed: int, groups: ProcessGroups) -> None:
 
 @contextmanager
 def own_random_stream(group: dist.ProcessGroup, device: torch.device) -> Iterator[None]:
-    """Give this rank its own random stream inside the block; the default generator advances by one number."""
+    """Give this rank its own random stream inside the block; the default generator advances by one
+    number.
+    """
     common_seed = int(torch.randint(1 << 40, ()))
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         _seed(common_seed * group.size() + group.rank())
@@ -37,7 +41,9 @@ def own_random_stream(group: dist.ProcessGroup, device: torch.device) -> Iterato
 
 
 def _seed(seed: int) -> None:
-    """Do what `torch.manual_seed` does, but record no stack trace for devices that are not initialized."""
+    """Do what `torch.manual_seed` does, but record no stack trace for devices that are not
+    initialized.
+    """
     torch.default_generator.manual_seed(seed)
     if local_device().type == "cuda":
         torch.cuda.manual_seed(seed)

@@ -1,6 +1,8 @@
-"""Divides linear layers among the ranks of a tensor-parallel group, by their outputs or by their inputs.
+"""Divides linear layers among the ranks of a tensor-parallel group, by their outputs or by their
+inputs.
 
-Y = X A + b with A: [in, out]. PyTorch stores the transpose, [out, in]: columns of A are rows of the weight.
+Y = X A + b with A: [in, out]. PyTorch stores the transpose, [out, in]: columns of A are rows of the
+weight.
 Source: arXiv 1909.08053, section 3; argument names as in Megatron-LM.
 """
 
@@ -30,7 +32,9 @@ from labkit.tensor_parallel.shards import ShardedWeight, transpose_chunks
 
 
 class ParallelLinear(ShardedWeight):
-    """The base of both layers: this rank's shard of the weight, and a bias with one number for each of its rows."""
+    """The base of both layers: this rank's shard of the weight, and a bias with one number for each
+    of its rows.
+    """
 
     partition_dim: int  # of the weight [out, in]: 0 divides the outputs, 1 the inputs
 
@@ -77,18 +81,24 @@ class ColumnParallelLinear(ParallelLinear):
 
         X [ A_1 | A_2 ]  =  [ X A_1 | X A_2 ]  =  [ Y_1 | Y_2 ]          rank i computes Y_i = X A_i
 
-    ``forward(x)`` returns ``(output, output_bias)``. x: [..., in], replicated. Output: [..., out/t].
+    ``forward(x)`` returns ``(output, output_bias)``. x: [..., in], replicated. Output:
+    [..., out/t].
 
     Args:
-        gather_output: give every rank all outputs, [..., out]. A row-parallel layer takes the shards as they are.
-        init_method: fills the master weight [out, in], which is the same on every rank and for every t.
+        gather_output: give every rank all outputs, [..., out]. A row-parallel layer takes the
+            shards as they are.
+        init_method: fills the master weight [out, in], which is the same on every rank and for
+            every t.
         stride: how many matrices are stacked in a fused weight: see `chunks_of_rank`.
         keep_master_weight_for_test: keep the master weight as ``master_weight``.
-        skip_bias_add: return the bias as ``output_bias`` (otherwise None), for a caller that fuses it with the next op.
-        sequence_parallel: x is this rank's slice of the sequence, [..., seq/t, in], and is gathered here.
+        skip_bias_add: return the bias as ``output_bias`` (otherwise None), for a caller that fuses
+            it with the next op.
+        sequence_parallel: x is this rank's slice of the sequence, [..., seq/t, in], and is gathered
+            here.
 
     Raises:
-        ValueError: a size, an option or x does not fit (nothing was sent), or the ranks drew different weights.
+        ValueError: a size, an option or x does not fit (nothing was sent), or the ranks drew
+            different weights.
     """
 
     partition_dim = 0
@@ -104,7 +114,8 @@ class ColumnParallelLinear(ParallelLinear):
     ):
         if gather_output and options.get("sequence_parallel"):
             raise ValueError(
-                "sequence_parallel=True leaves each rank its own outputs: use gather_output=False with it"
+                "sequence_parallel=True leaves each rank its own outputs: use "
+                "gather_output=False with it"
             )
         super().__init__(input_size, output_size, group, **options)
         self.gather_output = gather_output
@@ -132,15 +143,18 @@ class RowParallelLinear(ParallelLinear):
         [ X_1 | X_2 ] [-----]  =  X_1 A_1 + X_2 A_2  =  Y        rank i computes X_i A_i,
                       [ A_2 ]                                    then all-reduce
 
-    ``forward(x)`` returns ``(output, output_bias)``. x: [..., in/t] with ``input_is_parallel``, otherwise [..., in],
-    replicated. Output: [..., out]. The bias is added once, after the sum.
+    ``forward(x)`` returns ``(output, output_bias)``. x: [..., in/t] with ``input_is_parallel``,
+    otherwise [..., in], replicated. Output: [..., out]. The bias is added once, after the sum.
 
     Args:
         input_is_parallel: x is already sharded, as a column-parallel layer returns it.
-        sequence_parallel: reduce-scatter the sum along the sequence: the output is [..., seq/t, out].
-        defer_grad_reduce: leave the bias's gradient partial, for `labkit.gradients.all_reduce_grads`.
+        sequence_parallel: reduce-scatter the sum along the sequence: the output is
+            [..., seq/t, out].
+        defer_grad_reduce: leave the bias's gradient partial, for
+            `labkit.gradients.all_reduce_grads`.
 
-    The other options and errors are those of `ColumnParallelLinear`, with the stride along the input dim.
+    The other options and errors are those of `ColumnParallelLinear`, with the stride along the
+    input dim.
     """
 
     partition_dim = 1
@@ -156,7 +170,8 @@ class RowParallelLinear(ParallelLinear):
     ):
         if not input_is_parallel and options.get("sequence_parallel"):
             raise ValueError(
-                "sequence_parallel=True starts from divided inputs: use input_is_parallel=True with it"
+                "sequence_parallel=True starts from divided inputs: use "
+                "input_is_parallel=True with it"
             )
         super().__init__(input_size, output_size, group, **options)
         self.input_is_parallel = input_is_parallel
@@ -196,7 +211,10 @@ def column_linear(
 
 
 class _ColumnLinear(torch.autograd.Function):
-    """Y_i = X A_i + b_i. Backward gathers a sharded X while it computes dX, and reduces dX while it computes dA_i."""
+    """Y_i = X A_i + b_i.
+
+    Backward gathers a sharded X while it computes dX, and reduces dX while it computes dA_i.
+    """
 
     @staticmethod
     def forward(ctx, x, weight, bias, group, sequence_parallel):
@@ -238,11 +256,13 @@ class _ColumnLinear(torch.autograd.Function):
 
 
 def needed_gradients(ctx) -> tuple[bool, ...]:
-    """Return, for each input of an autograd function (tensors first), whether this backward pass needs its gradient.
+    """Return, for each input of an autograd function (tensors first), whether this backward pass
+    needs its gradient.
 
-    ``ctx.needs_input_grad`` says which gradients any pass may need. `labkit.pipeline.split_backward` computes those of
-    inputs and of weights in separate passes, and only autograd's engine knows which nodes a pass reaches. Inside
-    `torch.autograd.grad` the engine cannot answer for leaves: then fall back to ``ctx.needs_input_grad``.
+    ``ctx.needs_input_grad`` says which gradients any pass may need.
+    `labkit.pipeline.split_backward` computes those of inputs and of weights in separate passes, and
+    only autograd's engine knows which nodes a pass reaches. Inside `torch.autograd.grad` the engine
+    cannot answer for leaves: then fall back to ``ctx.needs_input_grad``.
     """
     nodes = [node for node, _ in ctx.next_functions]  # of the tensors only
     needed = []

@@ -1,8 +1,10 @@
-"""Defines the conjugate operators of tensor parallelism: one collective in forward, its conjugate in backward.
+"""Defines the conjugate operators of tensor parallelism: one collective in forward, its conjugate
+in backward.
 
-A tensor is *replicated* if every rank of the group has the same values, *sharded* if each has a slice, and *partial*
-if the true value is the sum over the ranks. If each rank uses a replicated tensor for its own shard, the gradient is
-partial: so an identity in forward is an all-reduce in backward. The table of operators is at the end of this file.
+A tensor is *replicated* if every rank of the group has the same values, *sharded* if each has a
+slice, and *partial* if the true value is the sum over the ranks. If each rank uses a replicated
+tensor for its own shard, the gradient is partial: so an identity in forward is an all-reduce in
+backward. The table of operators is at the end of this file.
 
 Source: arXiv 1909.08053, section 3 (f and g); arXiv 2205.05198, section 4.2 (along the sequence).
 """
@@ -22,9 +24,11 @@ SEQUENCE_DIM = -2
 
 
 class Operator(NamedTuple):
-    """Applies one function of ``(tensor, group, *dim)`` to x in forward, and another to the gradient in backward.
+    """Applies one function of ``(tensor, group, *dim)`` to x in forward, and another to the
+    gradient in backward.
 
-    Call it with ``(x, group)``, ``x: [..., seq, hidden]``; x is not modified. In a group of one it returns x itself.
+    Call it with ``(x, group)``, ``x: [..., seq, hidden]``; x is not modified. In a group of one it
+    returns x itself.
     """
 
     forward: Callable[..., torch.Tensor]
@@ -48,7 +52,7 @@ class _Apply(torch.autograd.Function):
         return ctx.operator.backward(grad, ctx.group, *ctx.operator.dim), None, None
 
 
-# -- collectives and slices: out of place, any dim, strided tensors too -----------------------------------------
+# -- collectives and slices: out of place, any dim, strided tensors too ----------------------------
 
 
 def identity(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -57,7 +61,10 @@ def identity(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def all_reduce(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Return the sum of all ranks' x. The copy is contiguous: gloo reduces strided tensors wrongly."""
+    """Return the sum of all ranks' x.
+
+    The copy is contiguous: gloo reduces strided tensors wrongly.
+    """
     total = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total
@@ -105,10 +112,10 @@ def _slices(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> tuple[torch.
     return x.tensor_split(group.size(), dim)
 
 
-# -- the operators ----------------------------------------------------------------------------------------------
+# -- the operators ---------------------------------------------------------------------------------
 
-# gather_from_sequence feeds sharded work, whose gradients are partial; gather_from_tp feeds replicated
-# work. At the end of a row: what becomes of x [..., s, h] in forward.
+# gather_from_sequence feeds sharded work, whose gradients are partial; gather_from_tp feeds
+# replicated work. At the end of a row: what becomes of x [..., s, h] in forward.
 HIDDEN = (HIDDEN_DIM,)
 SEQUENCE = (SEQUENCE_DIM,)
 

@@ -1,4 +1,5 @@
-"""Shards weights and gathers them: every rank draws the whole *master weight* from the same seed and keeps its shard.
+"""Shards weights and gathers them: every rank draws the whole *master weight* from the same seed
+and keeps its shard.
 
 So weights and results do not depend on the number of ranks.
 """
@@ -19,7 +20,9 @@ from labkit.tensor_parallel.operators import all_gather
 def own_shard(
     master: torch.Tensor, group: dist.ProcessGroup, dim: int, stride: int = 1
 ) -> torch.Tensor:
-    """Return this rank's shard of a master weight, divided along ``dim`` by `chunks_of_rank`, padded with zeros."""
+    """Return this rank's shard of a master weight, divided along ``dim`` by `chunks_of_rank`,
+    padded with zeros.
+    """
     if padding := -master.size(dim) % (group.size() * stride):
         master = F.pad(master.movedim(dim, -1), (0, padding)).movedim(-1, dim)
     chunks = chunks_of_rank(master.size(dim), group.size(), group.rank(), stride)
@@ -27,7 +30,9 @@ def own_shard(
 
 
 class ShardedWeight(PlacedModule):
-    """A module whose ``weight`` is this rank's shard of a master weight of ``sizes``, divided along ``dim``."""
+    """A module whose ``weight`` is this rank's shard of a master weight of ``sizes``, divided along
+    ``dim``.
+    """
 
     def __init__(
         self,
@@ -68,8 +73,10 @@ class ShardedWeight(PlacedModule):
             )  # the highest, and minus the lowest
             if bounds[0] != -bounds[1]:
                 raise ValueError(
-                    f"the ranks of this tensor-parallel group drew different weights of shape {list(self.sizes)}: "
-                    "set the same seed on all of them before the layer is made, for example torch.manual_seed(1234)"
+                    "the ranks of this tensor-parallel group drew different weights of "
+                    f"shape {list(self.sizes)}: "
+                    "set the same seed on all of them before the layer is made, for example "
+                    "torch.manual_seed(1234)"
                 )
         self.master_weight = master if self.keep_master_weight else None
 
@@ -81,7 +88,9 @@ class ShardedWeight(PlacedModule):
 def draw(
     weight: nn.Parameter, init_method: Callable[[torch.Tensor], object]
 ) -> torch.Tensor | None:
-    """Draw the whole of a weight on the CPU, and keep this rank's shard; on the meta device, do nothing."""
+    """Draw the whole of a weight on the CPU, and keep this rank's shard; on the meta device, do
+    nothing.
+    """
     if weight.is_meta:
         return None
     whole = torch.empty(whole_size(weight), dtype=weight.dtype, device="cpu")
@@ -91,12 +100,16 @@ def draw(
 
 
 def shard_of(parameter: nn.Parameter) -> Shard | None:
-    """Return how a layer's parameter is divided, in its first such dim, or None if every rank has the whole."""
+    """Return how a layer's parameter is divided, in its first such dim, or None if every rank has
+    the whole.
+    """
     return next(iter(placement_of(parameter).shards), None)
 
 
 def gather_whole(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    """Return on every rank the whole of a tensor that is sharded like the parameter, such as its gradient."""
+    """Return on every rank the whole of a tensor that is sharded like the parameter, such as its
+    gradient.
+    """
     for shard in placement_of(parameter).shards:
         if shard.group.size() > 1:
             gathered = all_gather(tensor.detach(), shard.group, shard.dim).movedim(shard.dim, -1)
@@ -115,9 +128,11 @@ def shard_like(whole: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
 
 
 def transpose_chunks(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """Transpose a grid of chunks, stored row by row in the last dim: with 2 rows, 0 1 2 3 4 5 becomes 0 3 1 4 2 5.
+    """Transpose a grid of chunks, stored row by row in the last dim: with 2 rows, 0 1 2 3 4 5
+    becomes 0 3 1 4 2 5.
 
-    With ``stride`` rows and t columns, each rank's chunks become adjacent; with t rows, that is undone.
+    With ``stride`` rows and t columns, each rank's chunks become adjacent; with t rows, that is
+    undone.
     """
     if min(rows, columns) == 1:
         return x

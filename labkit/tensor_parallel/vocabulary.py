@@ -1,6 +1,7 @@
 """Shards the embedding and the cross-entropy over the vocabulary.
 
-Each rank holds the rows of its own words. The loss never gathers logits: it sends four numbers per token, not V.
+Each rank holds the rows of its own words. The loss never gathers logits: it sends four numbers per
+token, not V.
 """
 
 from collections.abc import Callable
@@ -20,10 +21,11 @@ from labkit.tensor_parallel.shards import ShardedWeight
 class VocabParallelEmbedding(ShardedWeight):
     """An embedding sharded along the vocabulary; weight [V'/t, d].
 
-    V' is ``num_embeddings`` rounded up to a multiple of t. The added rows are zero and never looked up.
-    ``forward(ids)`` takes ids [..., seq] and returns [..., seq, d] on every rank, or with ``sequence_parallel``
-    this rank's [..., seq/t, d]. As a tied output layer it takes such hidden states instead, and returns the logits
-    [..., seq, V'/t] of this rank's words. The other options are as in `ColumnParallelLinear`.
+    V' is ``num_embeddings`` rounded up to a multiple of t. The added rows are zero and never looked
+    up. ``forward(ids)`` takes ids [..., seq] and returns [..., seq, d] on every rank, or with
+    ``sequence_parallel`` this rank's [..., seq/t, d]. As a tied output layer it takes such hidden
+    states instead, and returns the logits [..., seq, V'/t] of this rank's words. The other options
+    are as in `ColumnParallelLinear`.
 
     Raises:
         ValueError: in ``forward``, before any communication, if an id is outside the vocabulary.
@@ -79,10 +81,11 @@ def vocab_parallel_cross_entropy(
         vocab_size: V, if the last words of V' are padding and do not count.
 
     Raises:
-        ValueError: before any communication, if a target is outside the vocabulary, or sizes or options do not fit.
+        ValueError: before any communication, if a target is outside the vocabulary, or sizes or
+            options do not fit.
 
-    Source: arXiv 1909.08053, section 3. Label smoothing e is (1-e) times the loss, plus e/V times the sum over all
-    words of -log p.
+    Source: arXiv 1909.08053, section 3. Label smoothing e is (1-e) times the loss, plus e/V times
+    the sum over all words of -log p.
     """
     refuse_autocast("vocab_parallel_cross_entropy", logits_shard.device)
     if reduction not in ("mean", "sum", "none"):
@@ -107,12 +110,15 @@ def vocab_parallel_cross_entropy(
 def _num_words(
     logits_shard: torch.Tensor, target: torch.Tensor, group: dist.ProcessGroup, vocab_size
 ) -> int:
-    """Return how many words count; raise a ValueError if the logits do not have them, or do not fit the target."""
+    """Return how many words count; raise a ValueError if the logits do not have them, or do not fit
+    the target.
+    """
     width = logits_shard.size(-1) * group.size()
     words = width if vocab_size is None else check_size("vocab_size", vocab_size)
     if words > width:
         raise ValueError(
-            f"vocab_size={words} is more than the {width} words that the ranks have: use at most {width}"
+            f"vocab_size={words} is more than the {width} words that the ranks have: use at "
+            f"most {width}"
         )
     shape = logits_shard.shape[:-1]
     if target.shape != shape:
@@ -121,13 +127,16 @@ def _num_words(
         )
     if not logits_shard.is_floating_point():
         raise ValueError(
-            f"logits have dtype {logits_shard.dtype}: use a floating-point type, such as torch.float32"
+            f"logits have dtype {logits_shard.dtype}: use a floating-point type, such as "
+            "torch.float32"
         )
     return words
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Per token, [..., 1]: log Z - the target's logit, with Z = the sum over words of exp(logit)."""
+    """Per token, [..., 1]: log Z - the target's logit, with Z = the sum over words of
+    exp(logit).
+    """
 
     @staticmethod
     def forward(ctx, logits, target, group, label_smoothing, vocab_size):
@@ -166,7 +175,8 @@ class _CrossEntropy(torch.autograd.Function):
         logits, highest, normaliser, column, elsewhere, is_word = ctx.saved_tensors
         smooth = is_word.to(logits.dtype) * (ctx.label_smoothing / ctx.vocab_size)
         hit = (~elsewhere).to(logits.dtype) * (1 - ctx.label_smoothing)
-        # Logits are the largest tensor of many models: allocate only one more of their size, the result.
+        # Logits are the largest tensor of many models: allocate only one more of their size, the
+        # result.
         result = logits.masked_fill(~is_word, float("-inf")).sub_(highest).exp_()
         result.div_(normaliser)  # the softmax
         result.sub_(smooth).scatter_add_(
@@ -179,7 +189,9 @@ class _CrossEntropy(torch.autograd.Function):
 def _local_index(
     words: torch.Tensor, first: int, num_words: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each word's index among this rank's own, and a mask of the words of other ranks, whose index is 0."""
+    """Return each word's index among this rank's own, and a mask of the words of other ranks, whose
+    index is 0.
+    """
     index = words - first
     elsewhere = (index < 0) | (index >= num_words)
     return index.masked_fill(elsewhere, 0), elsewhere

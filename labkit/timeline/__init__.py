@@ -1,1 +1,3 @@
-"""Notes what a rank did from when to when: `spans` is plain data without torch, `trace` the stopwatch on a rank."""
+"""Notes what a rank did from when to when: `spans` is plain data without torch, `trace` the
+stopwatch on a rank.
+"""

@@ -1,4 +1,6 @@
-"""Spans of a rank's time: computing, messages under way (they may travel while it computes), and waiting for them."""
+"""Spans of a rank's time: computing, messages under way (they may travel while it computes), and
+waiting for them.
+"""
 
 import math
 from collections.abc import Iterable
@@ -7,7 +9,9 @@ from dataclasses import dataclass
 from labkit.schedules import Op
 
 COMPUTING = ("forward", "backward", "weight_gradient", "optimizer")
-"""Kinds of work. Where the backward is split in two, ``backward`` is its first half, the gradient of the input."""
+"""Kinds of work. Where the backward is split in two, ``backward`` is its first half, the gradient
+of the input.
+"""
 COMMUNICATION = "communication"
 WAIT = "wait"
 KINDS = (*COMPUTING, COMMUNICATION, WAIT)
@@ -15,7 +19,9 @@ KINDS = (*COMPUTING, COMMUNICATION, WAIT)
 
 @dataclass(frozen=True)
 class Span:
-    """What a rank did from ``start`` to ``end``, in seconds; the ``label`` (F3, all_reduce) is what a picture shows."""
+    """What a rank did from ``start`` to ``end``, in seconds; the ``label`` (F3, all_reduce) is what
+    a picture shows.
+    """
 
     rank: int
     kind: str

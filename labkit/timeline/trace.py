@@ -1,7 +1,8 @@
 """A stopwatch on a rank: what it did from when to when, as it happens.
 
-All ranks of one machine read the same clock (CLOCK_MONOTONIC), so their spans fit together as they are. On a GPU, where
-the host runs ahead of the work, the times are the stream's, taken by CUDA events.
+All ranks of one machine read the same clock (CLOCK_MONOTONIC), so their spans fit together as they
+are. On a GPU, where the host runs ahead of the work, the times are the stream's, taken by CUDA
+events.
 """
 
 import time
@@ -15,7 +16,9 @@ from labkit.timeline.spans import Span
 
 
 def seconds_between(start, end) -> float:
-    """Return the time between two moments of a `Trace`; on a GPU, wait until it has reached the second."""
+    """Return the time between two moments of a `Trace`; on a GPU, wait until it has reached the
+    second.
+    """
     if isinstance(start, float):
         return end - start
     end.synchronize()
@@ -65,7 +68,9 @@ class Trace:
         self._notes.append((kind, label, start, end, op))
 
     def spans(self) -> list[Span]:
-        """Return what was noted, in seconds of this machine's clock; on a GPU, wait until the work is done."""
+        """Return what was noted, in seconds of this machine's clock; on a GPU, wait until the work
+        is done.
+        """
         found = []
         for kind, label, *points, op in self._notes:
             start, end = (
