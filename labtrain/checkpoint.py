@@ -398,17 +398,22 @@ def _read(path: Path) -> tuple[dict[str, Any], str]:
         way_out = "use the version that wrote it, or start a new run in a different folder"
         raise ValueError(f"{fault}: {way_out}")
     checksum = about.pop("checksum")
-    return about, "" if checksum == zlib.crc32(
-        json.dumps(about).encode()
-    ) else f"{path / DESCRIPTION} {CHANGED}"
+    is_as_written = checksum == zlib.crc32(json.dumps(about).encode())
+    return about, "" if is_as_written else f"{path / DESCRIPTION} {CHANGED}"
 
 
 def _damage(path: Path, sums: Mapping[str, int]) -> str:
     """Return what is wrong with the first file that is not as it was written, or an empty text."""
     for file, checksum in ((path / name, checksum) for name, checksum in sums.items()):
         if not file.is_file() or _checksum(file) != checksum:
-            return f"{file} {CHANGED if file.is_file() else 'is a folder' if file.exists() else 'is missing'}"
+            return f"{file} {_what_is_wrong(file)}"
     return ""
+
+
+def _what_is_wrong(file: Path) -> str:
+    if file.is_file():
+        return CHANGED
+    return "is a folder" if file.exists() else "is missing"
 
 
 def together(work: Callable[[], Any], written: str = "") -> None:
@@ -434,8 +439,8 @@ def together(work: Callable[[], Any], written: str = "") -> None:
 def unwritable(what: str | Path, error: OSError) -> str:
     """Return what to say of a file or folder that could not be written.
 
-    >>> unwritable("run1", OSError(errno.ENOSPC, "No space left on device"))
-    'run1 cannot be written (No space left on device): make space, or name a folder on a different disk'
+    >>> unwritable("run1", OSError(errno.EACCES, "Permission denied"))
+    'run1 cannot be written (Permission denied): name a folder that you may write to'
     """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         way_out = "make space, or name a folder on a different disk"

@@ -147,7 +147,8 @@ def _blocks(
 
     ``start`` is the flat index of the first; a row of more than one dim is cut likewise.
 
-    >>> [(offsets, list(block.shape)) for offsets, block in _blocks(torch.arange(9), [4, 4], start=2)]
+    >>> blocks = _blocks(torch.arange(9), [4, 4], start=2)
+    >>> [(offsets, list(block.shape)) for offsets, block in blocks]
     [([0, 2], [1, 2]), ([1, 0], [1, 4]), ([2, 0], [1, 3])]
     """
     if not shape and len(numbers):

@@ -52,8 +52,8 @@ def as_typed(message: str) -> str:
     A field of one word, such as ``text``, counts only with an equals sign: ``text=``. What a
     config.json says is left as it stands there.
 
-    >>> as_typed("tp_size=2 * pp_size=1 = 2 does not divide world_size=1: use tp_size 1, or world_size 2")
-    '--tp 2 * --pp 1 = 2 does not divide world_size=1: use --tp 1, or world_size 2'
+    >>> as_typed("tp_size=2 * pp_size=1 = 2 does not divide world_size=1: use tp_size 1")
+    '--tp 2 * --pp 1 = 2 does not divide world_size=1: use --tp 1'
     >>> as_typed("stage_layers=(1, 3) and order='tp-pp' need a text=, resume=True and zigzag=False")
     '--stage-layers 1 3 and --order tp-pp need a --text, --resume and --no-zigzag'
     >>> as_typed("tp_size * cp_size=16 does not divide num_query_groups=2")
