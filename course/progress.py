@@ -41,7 +41,7 @@ __all__ = [
 
 
 LAST_OF_THE_LAB = "08"
-"""The notebooks up to this one are the lab. Those after it lie further, and can be taken in any order."""
+"""The notebooks up to this one are the lab. Those after it lie further; each says what it needs."""
 
 
 def all_exercises() -> list[Any]:

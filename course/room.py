@@ -80,7 +80,7 @@ class Room:
         further = [row for row in self.rows() if row[0] > progress.LAST_OF_THE_LAB]
         if not begun & {row[0] for row in further}:
             return [Table(COLUMNS, lab)]
-        return [Table(COLUMNS, lab, "the lab"), Table(COLUMNS, further, "further, in any order")]
+        return [Table(COLUMNS, lab, "the lab"), Table(COLUMNS, further, "further")]
 
     def mistakes(self) -> list[list[str]]:
         """Return what is wrong most often now: by how many people, and what."""

@@ -50,7 +50,17 @@ FURTHER_WORDS = {
     "expert parallelism": ("15", r"\b[Ee]xperts?\b"),
 }
 """Words that only notebooks beyond the lab explain: which one, and how they are written where they are used."""
+DEEPER_RESULTS = {
+    "03": r"fused",
+    "04": r"whole\s+world",
+    "06": r"wrongly|width|bytes",
+    "07": r"stuck|wrong|gradient norm",
+    "08": r"resume|configuration|[Cc]heckpoint|gradient norm²",
+}
+"""Words of goals and recaps, by notebook, for what only its deeper sections do."""
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+SECTION = re.compile(r"\*([^*]+)\*\s+(?:of|in)\s+(?:notebook\s+)?\[(\d\d)\b")
+"""A section of a notebook, named with the notebook's number, as in: *One section* of [05](...)."""
 
 
 @cache
@@ -149,6 +159,16 @@ def test_the_lab_needs_nothing_from_beyond():
     for number, written in FURTHER_WORDS.values():
         [path] = [path for path in FURTHER if path.stem.startswith(number)]
         assert any(uses(cell, written) for cell in read(path).cells), f"{written} is not in {path.stem} any more"
+
+
+def test_goals_and_recaps_mark_what_goes_deeper():
+    for number, written in DEEPER_RESULTS.items():
+        [notebook] = [read(path) for path in LAB if path.stem.startswith(number)]
+        ends = [notebook.cells[0].source.partition("You will be able to")[2], notebook.cells[-1].source]
+        lines = [line for end in ends for line in re.split(r"\n(?=- |\n)", end)]
+        marked = [line.partition(f"*{DEEPER}*") for line in lines]
+        assert not [unmarked for unmarked, *_ in marked if re.search(written, unmarked)]
+        assert any(re.search(written, deeper) for *_, deeper in marked), f"{number} promises nothing deeper any more"
 
 
 def uses(cell, written):
@@ -289,6 +309,12 @@ def test_the_hours_that_are_told_are_the_sum():
     assert lab[0] == 60 * int(hours) + int(minutes)
 
 
+def test_the_totals_below_the_agenda_are_the_sum():
+    totals = re.findall(r"\| \*\*in all\*\* \| (\d+) \| about (\d+) h \|", read(NOTEBOOKS[0]).cells[1].source)
+    sums = [(core, round(everything / 60)) for _, core, everything in minutes_said()]
+    assert [(int(core), int(hours)) for core, hours in totals] == sums
+
+
 def test_the_core_path_of_the_lab_fits_into_a_day():
     (_, core, _), _ = minutes_said()
     assert core <= 8 * 60, "something of the lab's core path must go deeper"
@@ -299,6 +325,35 @@ def test_minutes_are_counted_by_the_rule():
     cells = [nbformat.v4.new_markdown_cell("### Explore\n\n" + "word " * 299), nbformat.v4.new_code_cell(source)]
     assert counted_minutes(cells) == (300 / 150 + 5 / 10 + 1 + 6, 4 + 8 + 3 + 2 * 3)
     assert counted_minutes(cells, for_a_prediction=2)[0] - counted_minutes(cells)[0] == 1
+
+
+def needed(path):
+    """The notebooks beyond the lab that one should know before this one, as its first cell says."""
+    sentence = re.split(r"\.(?=\s|$)", said_in(path).partition("You should know")[2])[0]
+    return [number for number in re.findall(r"\[(\d\d)\]", sentence) if number > LAB[-1].stem[:2]]
+
+
+@pytest.mark.parametrize("path", FURTHER, ids=lambda path: path.stem)
+def test_what_a_notebook_needs_is_the_same_on_every_page(path):
+    number, needs = path.stem[:2], sorted(needed(path))
+    for page in ((ROOT / "README.md").read_text(), read(NOTEBOOKS[0]).cells[1].source):
+        [row] = [line for line in page.splitlines() if f"({path.relative_to(ROOT)})" in line]
+        assert re.findall(r"\d\d", row.split("|")[4]) == needs
+    told = " ".join((ROOT / "INSTRUCTOR.md").read_text().partition("\n## ")[0].split())
+    alone = re.search(r"Of those, ([\d, and]+) need only the lab", told)[1]
+    others = re.search(rf"\b{number} needs ([^;.]+)[;.]", told)
+    assert (number in alone) == (not needs)
+    assert re.findall(r"\d\d", others[1] if others else "") == needs
+
+
+def test_a_section_that_is_named_is_there():
+    texts = [path.read_text() for path in DOCUMENTS]
+    texts += [cell.source for path in NOTEBOOKS for cell in read(path).cells if cell.cell_type == "markdown"]
+    named = {(" ".join(name.split()), number) for text in texts for name, number in SECTION.findall(text)}
+    assert len(named) >= 2
+    for name, number in named:
+        [path] = [path for path in NOTEBOOKS if path.stem.startswith(number)]
+        assert name in [heading for heading, *_ in sections(read(path))], f"{path.stem} has no section {name}"
 
 
 def said_in(path):
@@ -331,6 +386,21 @@ def test_an_agenda_leaves_the_minutes_that_were_counted(agenda):
             cells += own
         counted = counted_minutes(cells, for_a_prediction=2)  # a room answers aloud
         assert names and sum(counted) <= int(minutes) + 1, f"{what}: {counted}"
+
+
+def test_the_hours_of_the_day_are_those_of_its_agenda():
+    text = (ROOT / "INSTRUCTOR.md").read_text()
+    whole, hours, minutes, core = re.search(
+        r"A day \((\d) hours with lunch and breaks, (\d) h (\d+) min of work\).*?somebody alone (\d h \d+ min)",
+        text,
+        re.DOTALL,
+    ).groups()
+    _, day, _ = agendas()
+    work = sum(int(length) for *_, length, what in day if what not in ("lunch", "break"))
+    assert sum(int(row[2]) for row in day) == 60 * int(whole)
+    assert work == 60 * int(hours) + int(minutes)
+    (_, of_core, _), _ = minutes_said()
+    assert core == f"{of_core // 60} h {of_core % 60} min"
 
 
 @pytest.mark.parametrize("document", [*NOTEBOOKS, *DOCUMENTS], ids=lambda path: path.stem)

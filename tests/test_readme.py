@@ -25,20 +25,21 @@ LINES_PER_MINUTE = 10
 
 
 def with_counted_numbers(text: str) -> str:
-    """README with the lines of each file, the length of both paths, and the minutes and hours of the notebooks."""
+    """README with the lines of each file, the length of both readings, and the minutes and hours of the notebooks."""
     text = FILE_OF_CODE.sub(lambda found: f"]({found[1]}) {num_lines(found[1])}", text)
-    core = text[text.index("**The core path**") : text.index("**The inner path**")]
-    inner = text[text.index("**The core path**") : text.index("## Measured")]
-    for name, part in ("The core path", core), ("The inner path", inner):
+    short = text[text.index("**The short reading**") : text.index("**The full reading**")]
+    full = text[text.index("**The short reading**") : text.index("## Measured")]
+    for name, part in ("The short reading", short), ("The full reading", full):
         lengths = [int(number) for _, number in FILE_OF_CODE.findall(part)]
         hours = sum(lengths) / LINES_PER_MINUTE / 60
         length = f"**{name}** ({len(lengths)} files, {sum(lengths):,} lines, {hours:.1f} hours)"
         text = re.sub(rf"\*\*{name}\*\* \(.*?\)", length, text)
     row = re.compile(r"\]\((\S+\.ipynb)\) \|(.*)\| \d+ min \|")
     text = row.sub(lambda found: f"]({found[1]}) |{found[2]}| {minutes(found[1])} min |", text)
-    lab = text[text.index("## The lab") : text.index("### Further")]
-    hours = sum(map(int, re.findall(r"\| (\d+) min \|", lab))) / 60
-    return re.sub(r"about \d+ hours with exercises", f"about {hours:.0f} hours with exercises", text)
+    lab, further = (text[text.index(heading) :].partition("\n##")[0] for heading in ("## The lab", "### Further"))
+    hours = [sum(map(int, re.findall(r"\| (\d+) min \|", table))) / 60 for table in (lab, further)]
+    text = re.sub(r"about \d+ hours with exercises", f"about {hours[0]:.0f} hours with exercises", text)
+    return re.sub(r"Eight more\s+\(\d+ hours\)", lambda said: re.sub(r"\d+", f"{hours[1]:.0f}", said[0]), text)
 
 
 def num_lines(name: str) -> int:

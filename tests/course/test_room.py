@@ -198,7 +198,7 @@ def test_what_lies_further_is_a_table_of_its_own_once_somebody_is_there(folder):
     assert [row[0] for row in lab.rows] == [f"{number:02}" for number in range(1, 9)]
     note(folder, "eve", [], [(vocab_cross_entropy.name, "No sum.", TIME)])
     lab, further = room.Room(folder).tables()
-    assert (lab.caption, further.caption) == ("the lab", "further, in any order")
+    assert (lab.caption, further.caption) == ("the lab", "further")
     assert dict(row[:2] for row in further.rows)["09"] == "1" and "further" in room.Room(folder)._repr_html_()
 
 
