@@ -2,7 +2,7 @@
 
 The ways are those of `labkit.context_parallel`, and the messages those that `communication_log` records on a rank. A
 rank has b (s/c) tokens, and of each token h/t numbers of queries and 2 kv/t of keys and values: kv is h, or less with
-query groups. Sources: arXiv 2310.01889 (ring), 2309.14509 (Ulysses), 2407.21783 (gathered).
+query groups. Sources: arXiv 2310.01889 (ring), 2309.14509 (Ulysses), 2407.21783 (all-gather).
 """
 
 from typing import NamedTuple
@@ -51,9 +51,9 @@ def attention_messages(
 
     - ring: c - 1 messages of n forward, and (c - 1) + c backward, of which c are gradients: 3c - 2.
     - ulysses: one all-to-all each of q, k, v and the output, forward and backward.
-    - gathered: an all-gather of c n forward; backward the same again, and a reduce-scatter of as many gradients.
+    - all_gather: one of c n forward; backward the same again, and a reduce-scatter of as many gradients.
 
-    Ring and gathered send gradients in float32 or better.
+    Ring and all_gather send gradients in float32 or better.
 
     >>> llama = GPT(80, 8192, 8192, 128256, 64, num_query_groups=8)
     >>> for way in CONTEXT_PARALLEL:
@@ -61,7 +61,7 @@ def attention_messages(
     ...     print(way, len(sent.forward), len(sent.backward), sum(each.sent_bytes for each in sent.forward) / 2**20)
     ring 3 7 24.0
     ulysses 4 4 54.0
-    gathered 1 2 24.0
+    all_gather 1 2 24.0
 
     Raises:
         ValueError: there is no such way.

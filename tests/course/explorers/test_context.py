@@ -31,7 +31,7 @@ def test_the_facts_are_messages_and_bytes(explorer):
     facts = explorer.facts.html
     assert "<td>ring</td><td>3 + 7</td><td>12.6 MB</td><td>46.1 MB</td>" in facts  # 3 and 3 of them, 4 of float32
     assert "<td>Ulysses</td><td>4 + 4</td><td>15.7 MB</td><td>15.7 MB</td>" in facts  # 3/4 of 20 M
-    assert "<td>gathered</td><td>1 + 2</td><td>12.6 MB</td><td>37.7 MB</td>" in facts
+    assert "<td>all_gather</td><td>1 + 2</td><td>12.6 MB</td><td>37.7 MB</td>" in facts
 
 
 def test_ulysses_is_closed_where_heads_would_have_to_be_cut(explorer):
