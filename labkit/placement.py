@@ -23,7 +23,7 @@ class Shard:
     """
 
     dim: int
-    whole_size: int  # without padding
+    unsharded_size: int  # without padding
     group: dist.ProcessGroup
     stride: int = 1
 
@@ -76,9 +76,9 @@ def shape_before_flat(parameter: torch.Tensor) -> torch.Size:
     return parameter.shape if flat is None else flat.shape
 
 
-def whole_size(parameter: torch.Tensor) -> list[int]:
+def unsharded_size(parameter: torch.Tensor) -> list[int]:
     """Return the size of the whole tensor that a parameter is a shard of, without padding."""
-    sizes = {shard.dim: shard.whole_size for shard in placement_of(parameter).shards}
+    sizes = {shard.dim: shard.unsharded_size for shard in placement_of(parameter).shards}
     return [sizes.get(dim, size) for dim, size in enumerate(shape_before_flat(parameter))]
 
 
@@ -99,7 +99,7 @@ def copy_groups_of(parameter: torch.Tensor, groups: ProcessGroups) -> list[dist.
 class PlacedModule(nn.Module):
     """A module that keeps the placements of its own parameters, by name."""
 
-    def place(self, **placements: Placement) -> None:
+    def set_placements(self, **placements: Placement) -> None:
         """Record placements by parameter name."""
         if not isinstance(self._parameters, _Parameters):
             vars(self)["_parameters"] = _Parameters(type(self).__name__, self._parameters)

@@ -154,7 +154,7 @@ class Experts(PlacedModule):
             replicas = dict(replica_group=groups.expert_dp, grad_divisor=groups.dp_cp.size())
         up = Placement((of_experts, of_up), **replicas)
         down = Placement((of_experts, of_down), **replicas)
-        self.place(up=up, down=down)
+        self.set_placements(up=up, down=down)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

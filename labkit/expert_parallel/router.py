@@ -119,7 +119,7 @@ class Router(PlacedModule):
         self.init_method = init_method
         self.reduces_in_backward = not defer_grad_reduce
         self.weight = nn.Parameter(torch.empty(num_experts, hidden_size, **factory))
-        self.place(weight=Placement(copy_groups=(groups.tp,), defer_grad_reduce=defer_grad_reduce))
+        self.set_placements(weight=Placement(copy_groups=(groups.tp,), defer_grad_reduce=defer_grad_reduce))
         self.num_chosen: torch.Tensor | None = None  # no buffers: they differ from rank to rank
         self.num_preferred: torch.Tensor | None = None
         self.last_load: torch.Tensor | None = None

@@ -84,7 +84,7 @@ class Call:
                 self._raise_failure()
             if self.interrupt.requested:
                 raise stopped(
-                    report.places_report(
+                    report.locations_report(
                         "Stopped all ranks. They were:", self._with_stacks(self._ask(0.5))
                     )
                 )
@@ -175,7 +175,7 @@ class Call:
                 )
             case "note":
                 why = f"No news for {now - self.watchdog.last_sign:.0f} s; nothing is wrong yet:"
-                self.output.note(report.places_report(why, self._with_stacks(look)))
+                self.output.note(report.locations_report(why, self._with_stacks(look)))
 
     def _comes_to_rest(self) -> bool:
         """Stop the ranks that still run, and connect them anew if need be.

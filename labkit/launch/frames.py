@@ -42,7 +42,7 @@ def frames_of(faulthandler_text: str) -> list[Frame]:
     return [(file, int(line), function) for file, line, function in found[::-1]]
 
 
-def own_frames(frames: Iterable[Frame]) -> tuple[list[Frame], list[Frame]]:
+def user_frames(frames: Iterable[Frame]) -> tuple[list[Frame], list[Frame]]:
     """Return the frames of the learner's code, and those of the lab further in, without torch's and
     Python's.
     """
@@ -54,7 +54,7 @@ def own_frames(frames: Iterable[Frame]) -> tuple[list[Frame], list[Frame]]:
 
 def place(frames: Iterable[Frame]) -> str:
     """Say the learner's innermost line and, if it called into the lab, the lab's innermost line."""
-    learners, labs = own_frames(frames)
+    learners, labs = user_frames(frames)
     places = [f"at {describe(frame)}" for frame in learners[-1:]]
     places += [f"in {describe(frame, source=not learners)}" for frame in labs[-1:]]
     return ", ".join(places) or "outside your code"

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from labkit.launch import linux
-from labkit.launch.frames import LAUNCHER, Frame, own_frames, stack_of
+from labkit.launch.frames import LAUNCHER, Frame, user_frames, stack_of
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ class Probe:
                     seen = replace(
                         seen, standing=self._standing(thread.ident or 0, frame, recorded.last)
                     )
-                is_librarys = not any(own_frames(seen.stack)) and any(
+                is_librarys = not any(user_frames(seen.stack)) and any(
                     "-packages/" in file for file, _, _ in seen.stack
                 )
                 if thread is main or seen.state == "waits" or not is_librarys:

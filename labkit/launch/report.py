@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 
-from labkit.launch.frames import LAUNCHER, describe, frames_of, own_frames, place, short_name
+from labkit.launch.frames import LAUNCHER, describe, frames_of, user_frames, place, short_name
 from labkit.launch.probe import Collective, Snapshot, Standing, Thread
 from labkit.launch.rank import Failure
 from labkit.launch.watchdog import Look
@@ -139,7 +139,7 @@ def deadlock_report(look: Look) -> str:
     calls = look.calls()
     why = ["no rank can go on.", *(_missing_at(look, calls[key]) for key in sorted(calls))]
     why += _missing_at_first_use(look.standing(), look)
-    lines = [places_report("\n".join(why), look)]
+    lines = [locations_report("\n".join(why), look)]
     if len({(number, group) for group, number, _ in calls}) < len(calls):
         lines.append(
             "Different operations meet: every member of a group must call the same ones in "
@@ -162,7 +162,7 @@ def overdue_report(overdue: Sequence[tuple[int, Standing]], look: Look) -> str:
         f"the launcher ended this call: ranks stood in it for {seconds:g} s "
         "(timeout_seconds), which NCCL lets them do."
     )
-    return places_report("\n".join([why, *_missing_at_first_use(overdue, look)]), look)
+    return locations_report("\n".join([why, *_missing_at_first_use(overdue, look)]), look)
 
 
 def _missing_at_first_use(standing: Sequence[tuple[int, Standing]], look: Look) -> list[str]:
@@ -184,7 +184,7 @@ def _missing_at_first_use(standing: Sequence[tuple[int, Standing]], look: Look) 
     return lines
 
 
-def places_report(why: str, look: Look) -> str:
+def locations_report(why: str, look: Look) -> str:
     """Say where the ranks are, each place once, and first why that is said."""
     ranks: dict[str, list[str]] = {}
     for rank in range(look.num_ranks):
@@ -201,7 +201,7 @@ def _what_happened(failure: Failure) -> str:
     call = (
         f"called sys.exit({failure.text})" if is_exit else f"raised {failure.kind}: {failure.text}"
     )
-    learners, labs = own_frames(failure.frames)
+    learners, labs = user_frames(failure.frames)
     stack = [f"    at {describe(frame)}" for frame in learners + labs[-1:] or failure.frames[-1:]]
     if len(stack) > _MOST_LINES:  # a recursion, say
         stack[2 : 4 - _MOST_LINES] = [f"    ... {len(stack) - _MOST_LINES + 2} calls more"]
@@ -241,7 +241,7 @@ def _thread_text(thread: Thread, snapshot: Snapshot) -> str:
         calls = [thread.standing.text]
     wait = f"waits in {' and '.join(calls) or next(inside, 'communication')}"
     if thread.purpose:  # which says more than the place inside labkit
-        learners, labs = own_frames(thread.stack)
+        learners, labs = user_frames(thread.stack)
         return f"{wait} for {thread.purpose}\n    {place(learners or labs)}"
     return f"{wait}, {place(thread.stack)}"
 

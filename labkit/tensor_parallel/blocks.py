@@ -16,7 +16,7 @@ from torch import nn
 from labkit.partition import check_divides
 from labkit.placement import PlacedModule, Placement
 from labkit.sizes import check_number, check_size
-from labkit.tensor_parallel.dropout import own_random_stream
+from labkit.tensor_parallel.dropout import local_random_stream
 from labkit.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from labkit.tensor_parallel.operators import copy_to_tp
 
@@ -162,7 +162,7 @@ class ParallelSelfAttention(nn.Module):
         dropout_p = self.dropout if self.training else 0.0
         grouped = self.heads_per_group > 1
         own_masks = (
-            own_random_stream(self.group, q.device) if dropout_p else nullcontext()
+            local_random_stream(self.group, q.device) if dropout_p else nullcontext()
         )  # heads differ by rank
         with own_masks:
             return F.scaled_dot_product_attention(
@@ -224,7 +224,7 @@ class _ReplicatedNorm(PlacedModule):
         whole = Placement(
             copy_groups=(group,), defer_grad_reduce=sequence_parallel and defer_grad_reduce
         )
-        self.place(weight=whole, bias=whole)
+        self.set_placements(weight=whole, bias=whole)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weights = tuple(self.parameters())

@@ -67,7 +67,7 @@ class ParallelLinear(ShardedWeight):
         self.defer_grad_reduce = defer_grad_reduce and sequence_parallel
         self.bias = nn.Parameter(torch.empty_like(self.weight[:, 0])) if bias else None
         replicated = Placement(copy_groups=(group,), defer_grad_reduce=self.defer_grad_reduce)
-        self.place(bias=placement_of(self.weight) if self.partition_dim == 0 else replicated)
+        self.set_placements(bias=placement_of(self.weight) if self.partition_dim == 0 else replicated)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

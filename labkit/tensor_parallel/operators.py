@@ -101,7 +101,7 @@ def start_reduce_scatter(
     return mine, reduce_scatter_single(mine, slices, group=group, async_op=True)
 
 
-def own_slice(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+def local_slice(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
     """Return a copy of this rank's slice of x along ``dim``."""
     return _slices(x, group, dim)[group.rank()].clone(memory_format=torch.contiguous_format)
 
@@ -123,9 +123,9 @@ SEQUENCE = (SEQUENCE_DIM,)
 #                                     forward         backward
 copy_to_tp                 = Operator(identity,       all_reduce)                # "f" in the paper
 reduce_from_tp             = Operator(all_reduce,     identity)                  # "g" in the paper
-scatter_to_tp              = Operator(own_slice,      all_gather,     HIDDEN)    # h -> h/t
-gather_from_tp             = Operator(all_gather,     own_slice,      HIDDEN)    # h/t -> h
-scatter_to_sequence        = Operator(own_slice,      all_gather,     SEQUENCE)  # s -> s/t
+scatter_to_tp              = Operator(local_slice,    all_gather,     HIDDEN)    # h -> h/t
+gather_from_tp             = Operator(all_gather,     local_slice,    HIDDEN)    # h/t -> h
+scatter_to_sequence        = Operator(local_slice,    all_gather,     SEQUENCE)  # s -> s/t
 gather_from_sequence       = Operator(all_gather,     reduce_scatter, SEQUENCE)  # s/t -> s
 reduce_scatter_to_sequence = Operator(reduce_scatter, all_gather,     SEQUENCE)  # s -> s/t
 # fmt: on

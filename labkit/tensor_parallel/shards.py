@@ -13,11 +13,11 @@ from torch import nn
 
 from labkit.groups import local_device
 from labkit.partition import chunks_of_rank
-from labkit.placement import PlacedModule, Placement, Shard, placement_of, whole_size
+from labkit.placement import PlacedModule, Placement, Shard, placement_of, unsharded_size
 from labkit.tensor_parallel.operators import all_gather
 
 
-def own_shard(
+def local_shard(
     master: torch.Tensor, group: dist.ProcessGroup, dim: int, stride: int = 1
 ) -> torch.Tensor:
     """Return this rank's shard of a master weight, divided along ``dim`` by `chunks_of_rank`,
@@ -54,7 +54,7 @@ class ShardedWeight(PlacedModule):
         own_sizes = list(sizes)
         own_sizes[dim] = -(-sizes[dim] // group.size())  # rounded up: the last shards are padded
         self.weight = nn.Parameter(torch.empty(own_sizes, **factory))
-        self.place(weight=Placement((Shard(dim, sizes[dim], group, stride),)))
+        self.set_placements(weight=Placement((Shard(dim, sizes[dim], group, stride),)))
 
     def reset_parameters(self) -> None:
         """Let every rank `draw` the weight.
@@ -93,7 +93,7 @@ def draw(
     """
     if weight.is_meta:
         return None
-    whole = torch.empty(whole_size(weight), dtype=weight.dtype, device="cpu")
+    whole = torch.empty(unsharded_size(weight), dtype=weight.dtype, device="cpu")
     init_method(whole)
     weight.copy_(shard_like(whole, weight))
     return whole
@@ -106,7 +106,7 @@ def shard_of(parameter: nn.Parameter) -> Shard | None:
     return next(iter(placement_of(parameter).shards), None)
 
 
-def gather_whole(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+def unshard(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
     """Return on every rank the whole of a tensor that is sharded like the parameter, such as its
     gradient.
     """
@@ -114,16 +114,16 @@ def gather_whole(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
         if shard.group.size() > 1:
             gathered = all_gather(tensor.detach(), shard.group, shard.dim).movedim(shard.dim, -1)
             whole = transpose_chunks(gathered, shard.group.size(), shard.stride)[
-                ..., : shard.whole_size
+                ..., : shard.unsharded_size
             ]
             tensor = whole.movedim(-1, shard.dim)
     return tensor
 
 
 def shard_like(whole: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    """Return this rank's shard of a whole tensor: the inverse of `gather_whole`."""
+    """Return this rank's shard of a whole tensor: the inverse of `unshard`."""
     for shard in placement_of(parameter).shards:
-        whole = own_shard(whole, shard.group, shard.dim, shard.stride)
+        whole = local_shard(whole, shard.group, shard.dim, shard.stride)
     return whole
 
 

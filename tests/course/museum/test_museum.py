@@ -160,7 +160,7 @@ def test_no_two_faults_look_alike(shown):
 def test_a_fault_is_put_in_on_ranks_only(shown):
     for fault in FAULTS:
         assert fault.apply.__module__ == "course.museum.faults"
-    here = [pipeline.run, Stage.backward, RowParallelLinear.forward, blocks.own_random_stream,
+    here = [pipeline.run, Stage.backward, RowParallelLinear.forward, blocks.local_random_stream,
             linear.ParallelLinear.reset_parameters, linear.column_linear, vocabulary.vocab_parallel_cross_entropy,
             gradients.copy_groups_of, trainer.loss_and_grad_norm, trainer.seed_replicas, Trainer.rows]  # fmt: skip
     assert {function.__module__.partition(".")[0] for function in here} == {"labkit"}

@@ -13,7 +13,7 @@ from labkit.gradients import all_reduce_grads
 from labkit.groups import groups_of_one, init_groups
 from labkit.layout import ParallelLayout
 from labkit.placement import placement_of
-from labkit.tensor_parallel import gather_whole
+from labkit.tensor_parallel import unshard
 from labtrain.model import normal
 
 HIDDEN, FFN, EXPERTS, SEQ, BATCH = 6, 8, 8, 8, 2
@@ -122,7 +122,7 @@ def check(groups, top_k, skew, gated, shared, sequence_parallel, defer):
     if shared:
         named |= {"shared up": layer.shared.up.weight, "shared down": layer.shared.down.weight}
     for name, weight in named.items():
-        close(gather_whole(weight.grad, weight), grads[name], f"{what} {name}")
+        close(unshard(weight.grad, weight), grads[name], f"{what} {name}")
 
 
 def layouts(world_size=8):

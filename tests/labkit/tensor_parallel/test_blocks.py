@@ -6,7 +6,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from course.communication import communication_log
-from labkit.tensor_parallel import ParallelMLP, ParallelSelfAttention, own_shard
+from labkit.tensor_parallel import ParallelMLP, ParallelSelfAttention, local_shard
 from tests.labkit.tensor_parallel.conftest import (
     BATCH,
     SEQUENCE,
@@ -60,8 +60,8 @@ def block_parity(kind, sequence_parallel):
     assert_same(output, sequence_slice(expected, sequence_parallel), "output")
     assert_same(mine.grad, sequence_slice(whole_x.grad, sequence_parallel), "input gradient")
     stride = column.stride
-    assert_same(column.weight.grad, own_shard(masters[0].grad, group, 0, stride), "first weight's gradient")
-    assert_same(row.weight.grad, own_shard(masters[1].grad, group, 1), "second weight's gradient")
+    assert_same(column.weight.grad, local_shard(masters[0].grad, group, 0, stride), "first weight's gradient")
+    assert_same(row.weight.grad, local_shard(masters[1].grad, group, 1), "second weight's gradient")
     return [[record.operation for record in log.records] for log in (forward, backward)]
 
 

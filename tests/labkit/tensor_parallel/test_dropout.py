@@ -9,7 +9,7 @@ from labkit.groups import group_of_one, init_groups
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
 from labkit.tensor_parallel import ParallelSelfAttention, ShardedDropout, seed_replicas
-from labkit.tensor_parallel.dropout import own_random_stream
+from labkit.tensor_parallel.dropout import local_random_stream
 
 
 def masks(layout):
@@ -45,7 +45,7 @@ def test_dropout_masks(on_ranks):
 def test_an_own_random_stream_leaves_the_common_one_as_if_one_number_was_drawn(on_ranks):
     def draw(how_many):
         torch.manual_seed(9)
-        with own_random_stream(dist.group.WORLD, torch.device("cpu")):
+        with local_random_stream(dist.group.WORLD, torch.device("cpu")):
             own = torch.rand(how_many)
         common = torch.rand(3)
         torch.manual_seed(9)

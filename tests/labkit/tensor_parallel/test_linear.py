@@ -17,7 +17,7 @@ from labkit.tensor_parallel import (
     VocabParallelEmbedding,
     column_linear,
     operators,
-    own_shard,
+    local_shard,
 )
 from tests.labkit.tensor_parallel.conftest import (
     BATCH,
@@ -58,19 +58,19 @@ def linear_parity(kind, options, dtype=torch.float64):
 
     def shard_output(y):  # of the whole output, what this rank has
         if column:
-            return y if options["gather_output"] else own_shard(y, group, -1, stride)
+            return y if options["gather_output"] else local_shard(y, group, -1, stride)
         return sequence_slice(y, divided_sequence)
 
     def shard_input(x):
         if column:
             return sequence_slice(x, divided_sequence)
-        return own_shard(x, group, -1, stride) if options["input_is_parallel"] else x
+        return local_shard(x, group, -1, stride) if options["input_is_parallel"] else x
 
     def shard_weight(weight):
-        return own_shard(weight, group, 0 if column else 1, stride)
+        return local_shard(weight, group, 0 if column else 1, stride)
 
     def shard_bias(bias):
-        return own_shard(bias, group, 0, stride) if column else bias
+        return local_shard(bias, group, 0, stride) if column else bias
 
     with torch.no_grad():
         reference.weight.copy_(layer.master_weight)
@@ -241,17 +241,17 @@ def tied(sequence_parallel, bias):
     expected.backward(grad)
 
     mine = x.clone().requires_grad_()
-    my_bias = own_shard(values, group, 0).requires_grad_() if bias else None
+    my_bias = local_shard(values, group, 0).requires_grad_() if bias else None
     hidden = sequence_slice(layer(ids) * mine, sequence_parallel)
     hidden.retain_grad()
     output = column_linear(hidden, layer.weight, my_bias, group, sequence_parallel)
-    output.backward(own_shard(grad, group, -1))
-    assert_same(output, own_shard(expected, group, -1), "output")
+    output.backward(local_shard(grad, group, -1))
+    assert_same(output, local_shard(expected, group, -1), "output")
     if bias:
-        assert_same(my_bias.grad, own_shard(whole_bias.grad, group, 0), "bias gradient")
+        assert_same(my_bias.grad, local_shard(whole_bias.grad, group, 0), "bias gradient")
     if not sequence_parallel:  # else each rank cut its slice by hand, and knows only its own part
         assert_same(mine.grad, whole_x.grad, "input gradient")
-        assert_same(layer.weight.grad, own_shard(master.grad, group, 0), "weight gradient")
+        assert_same(layer.weight.grad, local_shard(master.grad, group, 0), "weight gradient")
 
 
 @pytest.mark.parametrize("world_size", SIZES)

@@ -16,7 +16,7 @@ from labkit.tensor_parallel.operators import (
     copy_to_tp,
     gather_from_sequence,
     gather_from_tp,
-    own_slice,
+    local_slice,
     reduce_from_tp,
     reduce_scatter_to_sequence,
     scatter_to_sequence,
@@ -75,7 +75,7 @@ OPERATORS = {
     reduce_scatter_to_sequence: ("reduce-scatter of sequence", "all-gather of sequence"),
 }
 BY_NAME = {name: operator for name, operator in vars(operators).items() if isinstance(operator, Operator)}
-for_replicated_work = Operator(all_gather, own_slice, (SEQUENCE_DIM,))  # a gather of the sequence
+for_replicated_work = Operator(all_gather, local_slice, (SEQUENCE_DIM,))  # a gather of the sequence
 
 
 @pytest.mark.parametrize("name", BY_NAME)
