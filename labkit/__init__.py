@@ -4,6 +4,5 @@ Each file holds one idea and imports only lower floors; nothing is re-exported h
 import line says where to read: ``from labkit.layout import ParallelLayout``.
 """
 
-lab_folders = [
-    *__path__
-]  # whose code a report counts as the lab's, not the learner's; a package above adds its own
+# Whose code a report counts as the lab's, not the learner's; a package above adds its own
+lab_folders = [*__path__]

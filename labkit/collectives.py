@@ -74,10 +74,8 @@ class _TracedCall:
     def note_start(self, work: dist.Work | None) -> None:
         """Have gloo's thread note when the call ends, if this kind of call allows that."""
         if work is None:
-            if self.operation not in (
-                "send",
-                "recv",
-            ):  # NCCL: its stream runs the call where it stands
+            # NCCL: its stream runs the call where it stands
+            if self.operation not in ("send", "recv"):
                 self._note_wait(self.started)
         elif self.trace.device.type == "cpu":
             with suppress(RuntimeError):  # not implemented

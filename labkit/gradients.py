@@ -64,9 +64,8 @@ def loss_and_grad_norm(
     have, each counts its part in the norm. Call it when replicas have averaged their gradients.
     This is the one place in a step where the host waits for a GPU.
     """
-    gradients: dict[int, list[torch.Tensor]] = defaultdict(
-        list
-    )  # by the number of ranks that have the same
+    # By the number of ranks that have the same
+    gradients: dict[int, list[torch.Tensor]] = defaultdict(list)
     for parameter in parameters:
         if parameter.grad is not None and not placement_of(parameter).is_tied_copy:
             num_copies = math.prod(group.size() for group in copy_groups_of(parameter, groups))
@@ -82,9 +81,8 @@ def loss_and_grad_norm(
     sums[-2] = squares
     if tp_rank == 0:  # the others have the same targets
         sums[-1] = num_counted
-    sums[-1] += wants_to_end / (
-        2 * dist.get_world_size()
-    )  # targets are whole numbers: any fraction means "end"
+    # Targets are whole numbers: any fraction means "end"
+    sums[-1] += wants_to_end / (2 * dist.get_world_size())
     dist.all_reduce(sums)
     *losses, squared_norm, counted_and_ending = sums.tolist()
     total_counted = math.floor(counted_and_ending)

@@ -28,9 +28,8 @@ class Grid:
         """Return the groups along one axis, or along several together, sorted; so are their
         members.
         """
-        offsets = self._offsets(
-            self.known(axes)
-        )  # from a group's first rank to each of its members
+        # From a group's first rank to each of its members
+        offsets = self._offsets(self.known(axes))
         first_ranks = self._offsets(self.sizes.keys() - axes)
         return [[first + offset for offset in offsets] for first in first_ranks]
 

@@ -23,12 +23,8 @@ The ranks of a ``dp_cp`` group have copies of the same dense weights, those of a
 _SHARDS = ("shard", "expert_shard")
 _NON_MEMBER: Any = dist.GroupMember.NON_GROUP_MEMBER
 _NAMES = (*AXES_OF_GROUP, "embedding", *_SHARDS, "replicate", "expert_replicate")
-_DERIVED = (
-    *EXPERT_AXES,
-    "dp_cp",
-    "tp_ep",
-    *_SHARDS,
-)  # left out of a group's description if another kind shares it
+# Left out of a group's description if another kind shares it
+_DERIVED = (*EXPERT_AXES, "dp_cp", "tp_ep", *_SHARDS)
 
 
 @dataclass(eq=False, repr=False)
@@ -290,9 +286,8 @@ def _refuse_to_copy(group: dist.ProcessGroup):
     )
 
 
-copyreg.pickle(
-    dist.ProcessGroup, _refuse_to_copy
-)  # copy and pickle call it; torch registers nothing
+# Copy and pickle call it; torch registers nothing
+copyreg.pickle(dist.ProcessGroup, _refuse_to_copy)
 
 
 def group_of_one() -> dist.ProcessGroup:

@@ -16,19 +16,12 @@ from labkit.grid import Grid
 from labkit.partition import check_divides, multiples_near
 from labkit.sizes import check_size, divisors, either, ranks_text
 
-AXES = (
-    "tp",
-    "cp",
-    "dp",
-    "pp",
-)  # of the dense grid, in Megatron-LM's default order, the fastest first
+# Of the dense grid, in Megatron-LM's default order, the fastest first
+AXES = ("tp", "cp", "dp", "pp")
 OPTIONAL = {"cp"}  # may be left out of an order, and is not shown, while its size is 1
 EXPERT_AXES = ("expert_tp", "ep", "expert_dp")  # of the expert grid, which also has pp
-AS_DENSE = {
-    "expert_tp": ("tp",),
-    "ep": (),
-    "expert_dp": ("dp", "cp"),
-}  # the dense axes they equal by default
+# The dense axes they equal by default
+AS_DENSE = {"expert_tp": ("tp",), "ep": (), "expert_dp": ("dp", "cp")}
 
 
 class Coords(NamedTuple):

@@ -34,9 +34,8 @@ class FlatShard:
 
     shape: torch.Size  # before it was flattened
     start: int  # the flat index of this rank's first number
-    replicas: tuple[
-        dist.ProcessGroup, ...
-    ] = ()  # groups whose ranks have the same numbers: with hybrid sharding
+    # Groups whose ranks have the same numbers: with hybrid sharding
+    replicas: tuple[dist.ProcessGroup, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,13 +46,11 @@ class Placement:
     """
 
     shards: tuple[Shard, ...] = ()  # the dims that are divided
-    copy_groups: tuple[
-        dist.ProcessGroup, ...
-    ] = ()  # groups with the same shard on every rank, not counting replicas
+    # Groups with the same shard on every rank, not counting replicas
+    copy_groups: tuple[dist.ProcessGroup, ...] = ()
     is_tied_copy: bool = False  # norms and checkpoints skip it: another stage has the original
-    replica_group: dist.ProcessGroup | None = (
-        None  # over which gradients are averaged; None: the wrapper's
-    )
+    # Over which gradients are averaged; None: the wrapper's
+    replica_group: dist.ProcessGroup | None = None
     grad_divisor: int | None = None  # of the replicas' sum; None: the number of replicas
     defer_grad_reduce: bool = False  # the gradient stays partial over tp until the step's end
     flat: FlatShard | None = None
@@ -110,10 +107,8 @@ class PlacedModule(nn.Module):
 
     def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)
-        for (
-            name,
-            parameter,
-        ) in self._parameters.items():  # torch may have replaced them, or swapped their attributes
+        # Torch may have replaced them, or swapped their attributes
+        for name, parameter in self._parameters.items():
             self._parameters[name] = parameter
         return self
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from numbers import Real
 
-MAX_SIZE = (
-    10**12
-)  # no layer, batch or cluster is larger; to find the divisors of such a number would take too long
+# No layer, batch or cluster is larger; to find the divisors of such a number would take too long
+MAX_SIZE = 10**12
 
 
 def whole_number(value) -> int | None:

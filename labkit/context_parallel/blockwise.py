@@ -30,9 +30,8 @@ class OnlineSoftmax:
         block_out, block_lse = attend(q[..., part.queries, :], k, v, part.causal)
         out = self.out[..., part.queries, :]
         lse = self.lse[..., part.queries, :]
-        out.lerp_(
-            block_out, torch.sigmoid(block_lse - lse)
-        )  # sigmoid: the block's share of the weight
+        # sigmoid: the block's share of the weight
+        out.lerp_(block_out, torch.sigmoid(block_lse - lse))
         lse.copy_(torch.logaddexp(lse, block_lse))
 
 

@@ -64,7 +64,6 @@ def _exchange(
     """Send each rank its chunk along ``split_dim``, and concatenate the chunks received along
     ``join_dim``.
     """
-    received = all_to_all(
-        torch.stack(x.chunk(group.size(), split_dim)), group
-    )  # [c, ...]: one chunk for each rank
+    # [c, ...]: one chunk for each rank
+    received = all_to_all(torch.stack(x.chunk(group.size(), split_dim)), group)
     return torch.cat(received.unbind(), join_dim)

@@ -57,21 +57,18 @@ def dispatch(
     """
     layout = groups.layout
     members = layout.group_of(groups.rank, "expert_tp", "ep")
-    ranges = [
-        layout.experts_of(member, num_experts) for member in members
-    ]  # of each rank, its experts
+    # Of each rank, its experts
+    ranges = [layout.experts_of(member, num_experts) for member in members]
 
     # How many rows go to each expert, and how many come from each rank.
     choices = experts.flatten()  # [tokens * k], by slot
     counts = choices.new_zeros(num_experts + 1).scatter_add_(0, choices, torch.ones_like(choices))
     chosen = counts[:-1]  # without those that chose none
-    send_counts = torch.stack(
-        [chosen[r.start : r.stop] for r in ranges]
-    )  # [ranks, experts of a rank]
+    # [ranks, experts of a rank]
+    send_counts = torch.stack([chosen[r.start : r.stop] for r in ranges])
     recv_counts = all_to_all(send_counts, groups.tp_ep)
-    numbers = torch.cat(
-        [chosen, recv_counts.sum(1)]
-    ).tolist()  # here the host waits for a GPU, once
+    # Here the host waits for a GPU, once
+    numbers = torch.cat([chosen, recv_counts.sum(1)]).tolist()
     recv_splits = numbers[num_experts:]
 
     # Sorted by expert, the slots for each rank lie side by side. Ranks of one expert_tp group get

@@ -21,13 +21,10 @@ from labkit.launch.watchdog import Look, Watchdog
 _GATHER_SECONDS = 0.3  # after a first failure, for others
 _CAUSE_SECONDS = 0.9  # after that, while all failures so far are consequences
 _ANSWER_SECONDS = 1.0
-_IN_C_SECONDS = (
-    0.05  # of running: ten times as long as Python keeps the GIL from a thread that wants it
-)
-_WAYS_TO_STOP = {
-    "now": 0.4,
-    "freed": 2.0,
-}  # with seconds for each: Python can be stopped, C++ that waits only freed
+# Of running: ten times as long as Python keeps the GIL from a thread that wants it
+_IN_C_SECONDS = 0.05
+# With seconds for each: Python can be stopped, C++ that waits only freed
+_WAYS_TO_STOP = {"now": 0.4, "freed": 2.0}
 _RENEWAL_SECONDS = 20.0  # for new connections; four ranks need a tenth of a second
 
 
@@ -44,9 +41,8 @@ class Call:
         self.snapshots: dict[int, Snapshot] = {}  # answers since the latest look
         self.at_rest = False  # after a failure: can the ranks take the next call?
         self.renewed: dict[int, bool] = {}  # rank -> has it new connections?
-        self.asked: dict[
-            int, float
-        ] = {}  # who still owes an answer: for how long its main thread had run when asked
+        # Who still owes an answer: for how long its main thread had run when asked
+        self.asked: dict[int, float] = {}
 
     def run(self, payload: Payload, keep: bool = True) -> list:
         """Return the results in rank order, or raise.
@@ -61,9 +57,8 @@ class Call:
             self.at_rest = keep and self._comes_to_rest()
             raise
         finally:
-            for kind, *fields in self.ranks.events(
-                0
-            ):  # what a rank prints has arrived before its result
+            # What a rank prints has arrived before its result
+            for kind, *fields in self.ranks.events(0):
                 if kind == "output":
                     self.output.feed(*fields)
             self.output.finish()
@@ -131,9 +126,8 @@ class Call:
         Those that have returned may still be sending.
         """
         self.snapshots, everybody = {}, set(range(self.ranks.num_ranks))
-        for rank in (
-            everybody - self.ranks.exits.keys() - self.asked.keys()
-        ):  # asked again, it would block us
+        # asked again, it would block us
+        for rank in everybody - self.ranks.exits.keys() - self.asked.keys():
             _, self.asked[rank] = main_thread(self.ranks.pids[rank])
             self.ranks.send(rank, "where")
         self._pump_until(

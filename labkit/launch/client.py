@@ -21,9 +21,8 @@ from labkit.launch.linux import read_text
 from labkit.launch.output import say
 from labkit.launch.wire import Connection
 
-_lock = (
-    threading.RLock()
-)  # two threads may launch at once: a question and its answer belong together
+# Two threads may launch at once: a question and its answer belong together
+_lock = threading.RLock()
 _ranks_will_train = False
 _server: "ServerHandle | None" = None  # one per process: starting it costs the import of torch
 
@@ -84,12 +83,10 @@ class ServerHandle:
         ours, theirs = socket.socketpair()
         self.connection = Connection(ours)
         with open(f"{self.directory}/starting.log", "w") as log, theirs:
-            fcntl.flock(
-                log, fcntl.LOCK_EX
-            )  # the server's stdout keeps it: a free lock marks a dead server
-            os.rename(
-                log.name, f"{self.directory}/server.log"
-            )  # so that nobody ever sees it free before
+            # The server's stdout keeps it: a free lock marks a dead server
+            fcntl.flock(log, fcntl.LOCK_EX)
+            # So that nobody ever sees it free before
+            os.rename(log.name, f"{self.directory}/server.log")
             self._process = subprocess.Popen(
                 [
                     sys.executable,
@@ -116,16 +113,14 @@ class ServerHandle:
         alive = (
             self.connection.is_open and self.owner == os.getpid() and self._process.poll() is None
         )
-        return alive and os.path.isdir(
-            self.directory
-        )  # some systems empty /dev/shm when a user logs out
+        # Some systems empty /dev/shm when a user logs out
+        return alive and os.path.isdir(self.directory)
 
     def fork(self, world_id: int, num_ranks: int, descriptors: list[int]) -> list[int]:
         """Fork ranks that own these descriptors, three per rank. Return their process ids."""
         with _lock:
-            modules = {
-                name for name in list(sys.modules) if name.startswith("labkit.")
-            }  # threads may import meanwhile
+            # Threads may import meanwhile
+            modules = {name for name in list(sys.modules) if name.startswith("labkit.")}
             self.connection.send(
                 "fork", world_id, num_ranks, _ranks_will_train, modules, descriptors=descriptors
             )

@@ -16,11 +16,8 @@ _EXPECTED = re.compile(
     rb"Warning: .*An unbatched P2P op \(send/recv\) was called on this ProcessGroup"
 )
 _BAR = re.compile(r"\[\d+:\d\d(:\d\d)?[<,]")  # of tqdm: the time that passed
-_VIEW_LINES, _SOON_SECONDS, _VIEW_SECONDS = (
-    20,
-    0.5,
-    0.2,
-)  # per rank; until the first view; between views
+# Per rank; until the first view; between views
+_VIEW_LINES, _SOON_SECONDS, _VIEW_SECONDS = (20, 0.5, 0.2)
 # How many lines are shown, the first and the last ones, and characters of each: in a notebook one
 # scrolls past them.
 _IN_TERMINAL, _IN_NOTEBOOK = (900, 100, 4000), (80, 20, 2000)
@@ -41,9 +38,8 @@ class _Stream:
     def feed(self, data: bytes) -> list[str]:
         """Take in bytes. Return the lines that are new at the head."""
         *lines, self.rest = (self.rest + data).split(b"\n")
-        self.rest = self.rest[
-            max(0, self.rest.rfind(b"\r", 0, -1)) :
-        ]  # a bar that moves returns to the line's start
+        # A bar that moves returns to the line's start
+        self.rest = self.rest[max(0, self.rest.rfind(b"\r", 0, -1)) :]
         lines = [line for line in lines if not _EXPECTED.search(line)]
         if len(self.rest) > 1 << 20:  # a line without end: do not let it fill the memory
             lines, self.rest = [*lines, self.rest], b""
@@ -57,9 +53,8 @@ class _Stream:
     def lines(self, skip_head: bool = False) -> list[str]:
         """Return what is kept: the head, a word on what was cut, the tail."""
         shown = len(self.head) if skip_head else 0
-        if self._text(
-            self.rest
-        ).strip():  # a last line without newline; a bar that has gone leaves blanks
+        # A last line without newline; a bar that has gone leaves blanks
+        if self._text(self.rest).strip():
             self.feed(b"\n")
         cut = self.num_lines - len(self.head) - len(self.tail)
         kept = f"the first {self.most_head} and the last {self.most_tail} of a rank are shown"
@@ -153,9 +148,8 @@ class Output:
         ):
             if some:
                 text, file = _marked(rank, some), getattr(sys, name)
-                encoding = (
-                    getattr(file, "encoding", None) or "utf-8"
-                )  # which may lack letters that a rank prints
+                # Which may lack letters that a rank prints
+                encoding = getattr(file, "encoding", None) or "utf-8"
                 print(
                     text.encode(encoding, "replace").decode(encoding), end="", file=file, flush=True
                 )

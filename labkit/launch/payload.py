@@ -29,18 +29,16 @@ _ALIGNMENT = 64  # of each buffer in the file, as torch has it in memory
 
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj):
-        if isinstance(
-            obj, types.CodeType
-        ):  # cloudpickle 3.1.3 leaves out its file, so no report could show its line
+        # Cloudpickle 3.1.3 leaves out its file, so no report could show its line
+        if isinstance(obj, types.CodeType):
             reduced: Any = self.dispatch_table[types.CodeType](obj)
             make, parts = reduced
             return make, tuple(
                 obj.co_filename if part == "<dynamic-code>" else part for part in parts
             )
         torch = sys.modules.get("torch")
-        if (
-            torch and isinstance(obj, torch.Tensor) and obj.is_cuda
-        ):  # else the notebook would start CUDA
+        # Else the notebook would start CUDA
+        if torch and isinstance(obj, torch.Tensor) and obj.is_cuda:
             return obj.cpu().__reduce_ex__(5)
         if torch and type(obj) is torch.storage.TypedStorage:
             whole = {"wrap_storage": obj._untyped_storage, "dtype": obj.dtype, "_internal": True}

@@ -67,9 +67,8 @@ class Snapshot:
     threads: tuple[Thread, ...]  # the main thread first
     collectives: tuple[Collective, ...]
     started: dict[str, int]  # group -> the number of the last collective that this rank has started
-    ran: tuple[
-        int, ...
-    ]  # bytes received, how far set-up has come, how often threads and gloo's workers have run
+    # Bytes received, how far set-up has come, how often threads and gloo's workers have run
+    ran: tuple[int, ...]
     busy: bool  # at every moment of the look a thread could run
     # A request nobody has waited for, or a wait that failed: the next calls may not match
     unsettled: bool = False
@@ -155,10 +154,8 @@ class Probe:
         dist.Work.wait = self._watched_wait(dist.Work.wait)  # pyright: ignore - pinned by a test
         for name in ("send", "recv", "isend", "irecv"):
             wrapper = self._watched(getattr(dist, name))
-            for module in (
-                dist,
-                dist.distributed_c10d,
-            ):  # batch_isend_irecv looks them up in the second
+            # batch_isend_irecv looks them up in the second
+            for module in (dist, dist.distributed_c10d):
                 setattr(module, name, wrapper)
 
     def _watched_wait(self, wait):
@@ -185,13 +182,11 @@ class Probe:
             message = _describe(name.removeprefix("i"), tensor, args, kwargs)
             with _noted(_messages, message):
                 work = function(tensor, *args, **kwargs)
-            if (
-                name.startswith("i") and work and not tensor.is_cuda
-            ):  # None on a rank outside the group
+            # None on a rank outside the group
+            if name.startswith("i") and work and not tensor.is_cuda:
                 message.stack = stack_of(sys._getframe(1))
-                self.requests[work] = (
-                    message  # which keeps it: gloo blocks, with the GIL held, where one is dropped
-                )
+                # Which keeps it: gloo blocks, with the GIL held, where one is dropped
+                self.requests[work] = message
             return work
 
         return watched
@@ -208,9 +203,8 @@ class Probe:
         busy = linux.is_busy()
         recorded = _flight_recorders(self.timeout, self.first_record)
         collectives = recorded.collectives
-        is_in_gloo = any(
-            call.group.startswith("gloo") for call in collectives
-        )  # it gives up by itself
+        # It gives up by itself
+        is_in_gloo = any(call.group.startswith("gloo") for call in collectives)
         frames, me, main = (
             sys._current_frames(),
             threading.current_thread(),
@@ -274,9 +268,8 @@ class Probe:
             state = "runs" if expires else "waits"
         elif "/torch/" not in innermost and linux.waits_for_a_python_thread(task):
             state = "locked"
-        call = (
-            message.text(with_tag=not purpose) if message else set_up
-        )  # labkit's own tags say nothing
+        # Labkit's own tags say nothing
+        call = message.text(with_tag=not purpose) if message else set_up
         return Thread(stack, state, call, purpose)
 
     def _standing(self, thread: int, frame: FrameType, last_records: tuple) -> Standing | None:
@@ -382,9 +375,8 @@ def _describe(operation: str, tensor, args: tuple, kwargs: dict) -> _Message:
     peer = given.get(to)
     if peer is None and given.get(f"group_{to}") is not None:
         peer = dist.get_global_rank(group, given[f"group_{to}"])  # pyright: ignore[reportArgumentType]
-    if peer is not None and not 0 <= peer < (
-        num_ranks := dist.get_world_size()
-    ):  # gloo would wait for it
+    # Gloo would wait for it
+    if peer is not None and not 0 <= peer < (num_ranks := dist.get_world_size()):
         raise ValueError(
             f"{to}={peer} is not a rank: ranks run from 0 to {num_ranks - 1}; in a ring use "
             f"% {num_ranks}"
@@ -394,12 +386,10 @@ def _describe(operation: str, tensor, args: tuple, kwargs: dict) -> _Message:
     )
     timeout = None
     is_gloo = False
-    if isinstance(
-        group, dist.ProcessGroup
-    ):  # not torch's mark for a group that this rank is not in
-        device = getattr(
-            tensor, "device", torch.device("cpu")
-        )  # torch refuses what is not a tensor
+    # Not torch's mark for a group that this rank is not in
+    if isinstance(group, dist.ProcessGroup):
+        # torch refuses what is not a tensor
+        device = getattr(tensor, "device", torch.device("cpu"))
         backend = group._get_backend(device)
         is_gloo = isinstance(backend, dist.ProcessGroupGloo)  # pyright: ignore[reportPrivateImportUsage]
         timeout = backend.options._timeout  # pyright: ignore[reportAttributeAccessIssue]
@@ -453,9 +443,10 @@ def _flight_recorders(timeout: timedelta, first: int) -> _Recorded:
     # Messages of a batch have its number, and only its own entry ever retires.
     unfinished = [entry for entry in entries if _number(entry) not in retired]
     collectives = [entry for entry in unfinished if not entry["is_p2p"]]
+    # in their order
     started = {
         _group(entry): entry["collective_seq_id"] for entry in entries if not entry["is_p2p"]
-    }  # in their order
+    }
     expires = any(timedelta(milliseconds=entry["timeout_ms"]) < timeout for entry in collectives)
     unsettled = of_nccl is None or len(unfinished) > len(collectives)
     of_gloo = len(entries) - len(of_nccl or [])

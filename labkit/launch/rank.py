@@ -41,9 +41,8 @@ class Failure:
     exception: bytes  # cloudpickled; b"" when it cannot be
 
 
-STACK_SIGNAL = (
-    signal.SIGRTMAX - 1
-)  # SIGUSR1 is the learner's: Slurm sends it before it takes a node away
+# SIGUSR1 is the learner's: Slurm sends it before it takes a node away
+STACK_SIGNAL = signal.SIGRTMAX - 1
 _kernel: Connection | None = None  # set in a rank only: how `progress` finds the notebook
 _progress_sent = 0.0
 _in_call = False
@@ -102,9 +101,8 @@ def main(control: socket.socket) -> None:
         kernel.send("up")
         while (payload := calls.get()) is not None:
             message = _run(settings, payload, probe)
-            if (
-                os.getpid() != pid
-            ):  # the function has forked, and this is the child: only the rank itself answers
+            # The function has forked, and this is the child: only the rank itself answers
+            if os.getpid() != pid:
                 os._exit(message[0] == "error")
             kernel.send(*message)
             # A model in a cycle holds its process groups, whose threads spin on sockets that peers
@@ -126,12 +124,10 @@ def _answer(messages: Iterator[tuple], probe: Probe, calls: queue.SimpleQueue) -
         match message:
             case ("where",):
                 snapshot, interval = None, sys.getswitchinterval()
-                sys.setswitchinterval(
-                    1e-4
-                )  # else each file it reads waits 5 ms for a main thread that runs Python
-                with contextlib.suppress(
-                    Exception
-                ):  # what it looks at may change; and without this thread,
+                # Else each file it reads waits 5 ms for a main thread that runs Python
+                sys.setswitchinterval(1e-4)
+                # What it looks at may change; and without this thread,
+                with contextlib.suppress(Exception):
                     snapshot = probe.snapshot()  # no call would ever arrive
                 _kernel.send("where", snapshot)  # pyright: ignore[reportOptionalMemberAccess]
                 sys.setswitchinterval(interval)
@@ -175,9 +171,8 @@ def _join(settings: dict, probe: Probe) -> None:
         take_turns()
         backend = "gloo"
     for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
-        setattr(
-            distributed_c10d, name, probe.timeout
-        )  # which groups take that are made without a time-out
+        # Which groups take that are made without a time-out
+        setattr(distributed_c10d, name, probe.timeout)
     dist.init_process_group(backend, timeout=probe.timeout)
 
 
@@ -186,25 +181,22 @@ def _apply_environment(environment: dict[str, str], settings: dict) -> None:
     rank, world_size = str(settings["rank"]), str(settings["world_size"])
     os.environ.clear()
     os.environ.update(environment)
-    os.environ.setdefault(
-        "TORCH_FR_BUFFER_SIZE", "256"
-    )  # the flight recorder, which the watchdog reads
+    # The flight recorder, which the watchdog reads
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "256")
     os.environ.update(
         RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world_size, LOCAL_WORLD_SIZE=world_size
     )
     os.environ.update(
         LABKIT_WORLD=settings["directory"], GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1"
     )
-    os.environ.update(
-        GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo"
-    )  # nothing beyond this machine
+    # Nothing beyond this machine
+    os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
     if settings["backend"] == "nccl":
         for name, value in _NCCL_DEFAULTS.items():
             os.environ.setdefault(name, value)
     elif "LABKIT_SHARE_GPU" not in os.environ:  # as tools/gpu_check.py does
-        os.environ["CUDA_VISIBLE_DEVICES"] = (
-            ""  # else a save or a backward makes a CUDA context on GPU 0 in every rank
-        )
+        # Else a save or a backward makes a CUDA context on GPU 0 in every rank
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def _run(settings: dict, payload: Payload, probe: Probe) -> tuple:
@@ -235,9 +227,8 @@ def _run(settings: dict, payload: Payload, probe: Probe) -> tuple:
             )
         except Exception as error:
             text = f"the result, of type {type(result).__name__}, cannot be sent back: {error}"
-            return "error", replace(
-                describe_error(TypeError(text)), frames=()
-            )  # the line that returned is unknown
+            # The line that returned is unknown
+            return "error", replace(describe_error(TypeError(text)), frames=())
     except BaseException as error:
         _in_call = False
         probe.broken = probe.broken or gpu_is_lost()

@@ -87,9 +87,8 @@ class Ranks:
         for rank in known.keys() - self.exits.keys():
             for key in list(self._selector.get_map().values()):
                 if key.data[0] == rank:
-                    yield from self._read(
-                        key
-                    )  # its last words first: a pipe holds 64 KiB, which is one read
+                    # Its last words first: a pipe holds 64 KiB, which is one read
+                    yield from self._read(key)
             self.exits[rank] = known[rank]
 
     def end(self, kill: bool) -> None:

@@ -13,9 +13,8 @@ import socket
 from labkit.launch import linux
 
 _LISTENS = socket.SOL_SOCKET, socket.SO_ACCEPTCONN
-_numbers = itertools.count(
-    32
-)  # of renewals: the same on all ranks, and above torch's own types of backends
+# Of renewals: the same on all ranks, and above torch's own types of backends
+_numbers = itertools.count(32)
 
 
 def free() -> None:
@@ -56,9 +55,8 @@ def connect_anew() -> bool:
             own_store = dist.PrefixStore(name, store)  # pyright: ignore - private
             backend = dist.ProcessGroupGloo(own_store, group.rank(), group.size(), options)  # pyright: ignore - private
             backend._set_sequence_number_for_group()
-            for device in (
-                group._device_types
-            ):  # under a type of its own: a group keeps the first backend of each
+            # Under a type of its own: a group keeps the first backend of each
+            for device in group._device_types:
                 group._register_backend(device, dist.ProcessGroup.BackendType(number), backend)
             group._set_group_name(group.group_name)
             group._set_group_desc(group.group_desc)

@@ -93,9 +93,8 @@ def is_consequence(failure: Failure) -> bool:
     """Did this rank fail only because a different rank had left it alone?"""
     if not failure.kind or not _CONSEQUENCES.search(failure.text):
         return False
-    innermost = (
-        failure.frames[-1][0] if failure.frames else ""
-    )  # of labkit where it waits for a message itself
+    # Of labkit where it waits for a message itself
+    innermost = failure.frames[-1][0] if failure.frames else ""
     return (
         failure.kind.startswith("Dist") or "/torch/" in innermost or innermost.startswith(_LABKIT)
     )

@@ -53,27 +53,23 @@ class Server:
         self.last_request = float("inf")  # nothing has been asked yet
         self.has_gpus = os.path.exists("/dev/nvidiactl")
         self.to_import = list(_PRELOAD_TO_TRAIN)
-        self.imported: dict[
-            str, tuple[int, int]
-        ] = {}  # modules of labkit, each with the state of its file
+        # Modules of labkit, each with the state of its file
+        self.imported: dict[str, tuple[int, int]] = {}
 
     def serve(self) -> None:
         """Answer the kernel until it leaves, however it leaves."""
         wakeup, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(
-            writable, warn_on_full_buffer=False
-        )  # when a child ends, wakeup becomes readable
+        # When a child ends, wakeup becomes readable
+        signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         poll = select.poll()
         poll.register(self.kernel, select.POLLIN)
         poll.register(wakeup, select.POLLIN)
         signal.signal(signal.SIGTERM, lambda *_: self.kernel.close())
-        while (
-            self.kernel.is_open and os.getppid() == self.kernel_pid
-        ):  # its forks may hold the connection open
-            asked_long_ago = (
-                time.monotonic() - self.last_request > _IDLE_SECONDS
-            )  # probably nobody is about to ask
+        # Its forks may hold the connection open
+        while self.kernel.is_open and os.getppid() == self.kernel_pid:
+            # Probably nobody is about to ask
+            asked_long_ago = time.monotonic() - self.last_request > _IDLE_SECONDS
             is_idle = asked_long_ago and not self.ranks and bool(self.to_import)
             ready = {descriptor for descriptor, _ in poll.poll(0 if is_idle else 1000)}
             if wakeup in ready:
@@ -152,10 +148,8 @@ class Server:
                     self.kernel.send("gpus", max(0, os.waitstatus_to_exitcode(status)))
 
     def _fork_ranks(self, world_id: int, num_ranks: int) -> None:
-        given, pids = (
-            [self.kernel.descriptors.pop(0) for _ in range(3 * num_ranks)],
-            [],
-        )  # as _become_rank takes them
+        # As _become_rank takes them
+        given, pids = ([self.kernel.descriptors.pop(0) for _ in range(3 * num_ranks)], [])
         try:
             _check_safe_to_fork()
             for rank in range(num_ranks):
@@ -226,13 +220,11 @@ def _exit_with_gpu_count(visible: str | None) -> None:
     with suppress(Exception):
         import torch
 
-        count = (
-            torch.cuda.device_count()
-        )  # NVML's answer: it counts a GPU in MIG mode as a whole one
+        # NVML's answer: it counts a GPU in MIG mode as a whole one
+        count = torch.cuda.device_count()
         if count:
-            count = (
-                torch._C._cuda_getDeviceCount()
-            )  # CUDA's: what a rank can use, of MIG one instance
+            # CUDA's: what a rank can use, of MIG one instance
+            count = torch._C._cuda_getDeviceCount()
     os._exit(min(count, 255))  # the exit status is the answer
 
 
@@ -256,9 +248,8 @@ def _become_rank(server: int, stdout: int, stderr: int, control: int) -> None:
     os.setpgid(0, 0)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if "[madvise]" in read_text("/sys/kernel/mm/transparent_hugepage/enabled"):
-        libc.prctl(
-            _PR_SET_THP_DISABLE, 1, 0, 0, 0
-        )  # the server's heap has pages of 2 MiB; what is new here need not
+        # The server's heap has pages of 2 MiB; what is new here need not
+        libc.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
     if os.getppid() != server:  # it died before the line above
         os._exit(1)
     os.dup2(stdout, 1)
@@ -299,9 +290,8 @@ def _enter_own_network() -> None:
 
 def main(control: int, kernel_pid: int, run_directory: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the stop button is the kernel's business
-    signal.signal(
-        STACK_SIGNAL, signal.SIG_IGN
-    )  # inherited: an early stack request must not kill a rank
+    # Inherited: an early stack request must not kill a rank
+    signal.signal(STACK_SIGNAL, signal.SIG_IGN)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if os.environ.get("LABKIT_OWN_NETWORK", "0") != "0":
         _enter_own_network()
@@ -317,9 +307,8 @@ def main(control: int, kernel_pid: int, run_directory: str) -> None:
         server.serve()
     finally:
         server.close()
-    shutil.rmtree(
-        run_directory, ignore_errors=True
-    )  # not after an error: the kernel reads its traceback there
+    # Not after an error: the kernel reads its traceback there
+    shutil.rmtree(run_directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

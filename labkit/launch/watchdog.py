@@ -37,9 +37,8 @@ class Look:
     num_ranks: int
     snapshots: Mapping[int, Snapshot]
     returned: frozenset[int]
-    stacks: Mapping[int, str] = field(
-        default_factory=dict
-    )  # of ranks that did not answer: what faulthandler wrote
+    # Of ranks that did not answer: what faulthandler wrote
+    stacks: Mapping[int, str] = field(default_factory=dict)
 
     def calls(self) -> dict[tuple[str, int, str], dict[int, Collective]]:
         """Return the unfinished collectives: (group, number, operation) -> rank -> its view of the
@@ -89,9 +88,8 @@ class Look:
             each.collectives or each.threads[1:] or each.unsettled for each in snapshots
         )
         last = {(group, number) for each in snapshots for group, number in each.started.items()}
-        is_even = len(last) == len(
-            {group for group, _ in last}
-        )  # all members have started equally many
+        # All members have started equally many
+        is_even = len(last) == len({group for group, _ in last})
         return len(snapshots) == self.num_ranks and is_quiet and is_even
 
     def can_go_on(self) -> bool:

@@ -41,9 +41,8 @@ class Connection:
         """
         body = pickle.dumps(message, protocol=5)
         with contextlib.suppress(OSError), self._sending:
-            for first in range(
-                0, len(descriptors), _MAX_DESCRIPTORS
-            ):  # each batch needs a byte at least to go with
+            # Each batch needs a byte at least to go with
+            for first in range(0, len(descriptors), _MAX_DESCRIPTORS):
                 socket.send_fds(
                     self.socket, [_LENGTH.pack(0)], descriptors[first : first + _MAX_DESCRIPTORS]
                 )
@@ -52,9 +51,8 @@ class Connection:
     def arrived(self, flags: int = socket.MSG_DONTWAIT) -> list[tuple]:
         """Return the messages that have come in. Clear `is_open` when the other side is gone."""
         try:
-            data, carried, _, _ = self.socket.recvmsg(
-                1 << 18, _ANCILLARY_BYTES, flags
-            )  # recv_fds ignores the flags
+            # recv_fds ignores the flags
+            data, carried, _, _ = self.socket.recvmsg(1 << 18, _ANCILLARY_BYTES, flags)
         except BlockingIOError:
             return []
         except OSError:  # it was killed before it had read all that was sent to it
@@ -86,9 +84,8 @@ class Connection:
             if len(self._buffer) < end:
                 break
             body = self._buffer[_LENGTH.size : end]
-            del self._buffer[
-                :end
-            ]  # first: unpickling can collect garbage, such as a forgotten World, which reads too
+            # First: unpickling can collect garbage, such as a forgotten World, which reads too
+            del self._buffer[:end]
             if body:
                 messages.append(pickle.loads(body))
         return messages

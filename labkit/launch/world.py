@@ -84,9 +84,8 @@ class World(contextlib.AbstractContextManager):
             )
         if backend not in ("auto", "gloo", "nccl"):
             raise ValueError(f"backend={backend!r} is unknown: use 'auto', 'gloo' or 'nccl'")
-        if (
-            not isinstance(timeout_seconds, Real) or not 0 < timeout_seconds <= 1e6
-        ):  # torch counts nanoseconds
+        # Torch counts nanoseconds
+        if not isinstance(timeout_seconds, Real) or not 0 < timeout_seconds <= 1e6:
             raise ValueError(
                 f"timeout_seconds={timeout_seconds!r} must be a number above 0, and at most "
                 "a million"
@@ -111,9 +110,8 @@ class World(contextlib.AbstractContextManager):
                 {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if strict else {}
             )
             self._ranks = Ranks(server, self.world_size, settings)
-            self._finalizer = weakref.finalize(
-                self, self._ranks.end, kill=True
-            )  # a world that nobody closed
+            # A world that nobody closed
+            self._finalizer = weakref.finalize(self, self._ranks.end, kill=True)
             self._finalizer.atexit = False  # the server sees to that
             if interrupt.requested:
                 self._end("it was interrupted while it started", kill=True)

@@ -139,9 +139,8 @@ class ParallelSelfAttention(nn.Module):
     def forward(self, x: torch.Tensor, rotation: torch.Tensor | None = None) -> torch.Tensor:
         """Attend to x; ``rotation`` [2, seq, head_size/2] is for `apply_rotary`."""
         qkv, _ = self.qkv(x)
-        q, k, v = self._heads(
-            qkv
-        )  # [batch, heads/t, seq, head_size], k and v with fewer heads if grouped
+        # [batch, heads/t, seq, head_size], k and v with fewer heads if grouped
+        q, k, v = self._heads(qkv)
         if rotation is not None:
             q = apply_rotary(q, rotation)
             k = apply_rotary(k, rotation)
@@ -152,18 +151,16 @@ class ParallelSelfAttention(nn.Module):
 
     def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
         g = self.heads_per_group
-        blocks = qkv.unflatten(
-            -1, (g + 2, -1, self.head_size)
-        )  # [batch, seq, g + 2, kv heads/t, head_size]
+        # [batch, seq, g + 2, kv heads/t, head_size]
+        blocks = qkv.unflatten(-1, (g + 2, -1, self.head_size))
         by_head = blocks.permute(0, 3, 2, 1, 4)  # [batch, kv heads/t, g + 2, seq, head_size]
         return tuple(each.flatten(1, 2) for each in by_head.split([g, 1, 1], 2))
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         dropout_p = self.dropout if self.training else 0.0
         grouped = self.heads_per_group > 1
-        own_masks = (
-            local_random_stream(self.group, q.device) if dropout_p else nullcontext()
-        )  # heads differ by rank
+        # Heads differ by rank
+        own_masks = local_random_stream(self.group, q.device) if dropout_p else nullcontext()
         with own_masks:
             return F.scaled_dot_product_attention(
                 q, k, v, dropout_p=dropout_p, is_causal=True, enable_gqa=grouped
@@ -182,9 +179,8 @@ def rotation(
     """
     evens = torch.arange(0, head_size, 2, device=positions.device, dtype=torch.float64)  # 2i
     frequencies = base ** -(evens / head_size)
-    angles = (
-        positions[:, None] * frequencies
-    )  # in float64: position 100,000 in float32 has an error of 0.01
+    # In float64: position 100,000 in float32 has an error of 0.01
+    angles = positions[:, None] * frequencies
     return torch.stack([angles.cos(), angles.sin()]).to(torch.promote_types(dtype, torch.float32))
 
 

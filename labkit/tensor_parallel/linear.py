@@ -67,7 +67,9 @@ class ParallelLinear(ShardedWeight):
         self.defer_grad_reduce = defer_grad_reduce and sequence_parallel
         self.bias = nn.Parameter(torch.empty_like(self.weight[:, 0])) if bias else None
         replicated = Placement(copy_groups=(group,), defer_grad_reduce=self.defer_grad_reduce)
-        self.set_placements(bias=placement_of(self.weight) if self.partition_dim == 0 else replicated)
+        self.set_placements(
+            bias=placement_of(self.weight) if self.partition_dim == 0 else replicated
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -188,9 +190,8 @@ class RowParallelLinear(ParallelLinear):
         output = reduce(F.linear(x, self.weight), self.group)  # the sum of X_i A_i
         bias = self.bias
         if bias is not None and self.sequence_parallel and not self.defer_grad_reduce:
-            bias = copy_to_tp(
-                bias, self.group
-            )  # each rank adds it to its own slice, so its gradient is partial
+            # Each rank adds it to its own slice, so its gradient is partial
+            bias = copy_to_tp(bias, self.group)
         if self.skip_bias_add or bias is None:
             return output, bias
         return output + bias, None
@@ -218,9 +219,8 @@ class _ColumnLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, group, sequence_parallel):
-        ctx.save_for_backward(
-            x, weight
-        )  # with sequence_parallel only this rank's slice of x, to save memory
+        # With sequence_parallel only this rank's slice of x, to save memory
+        ctx.save_for_backward(x, weight)
         ctx.group = group
         ctx.sequence_parallel = sequence_parallel
         if sequence_parallel:

@@ -68,9 +68,8 @@ class ShardedWeight(PlacedModule):
             bounds = torch.tensor(
                 [fingerprint, -fingerprint], dtype=torch.float64, device=local_device()
             )
-            dist.all_reduce(
-                bounds, dist.ReduceOp.MAX, group=self.group
-            )  # the highest, and minus the lowest
+            # The highest, and minus the lowest
+            dist.all_reduce(bounds, dist.ReduceOp.MAX, group=self.group)
             if bounds[0] != -bounds[1]:
                 raise ValueError(
                     "the ranks of this tensor-parallel group drew different weights of "

@@ -56,9 +56,8 @@ class VocabParallelEmbedding(ShardedWeight):
             return column_linear(x, self.weight, None, self.group, self.sequence_parallel)
         ids = _checked("ids", x, self.num_embeddings)
         row, elsewhere = _local_index(ids, self.first_word, self.weight.size(0))
-        vectors = F.embedding(row, self.weight).masked_fill(
-            elsewhere.unsqueeze(-1), 0.0
-        )  # another rank has the word
+        # Another rank has the word
+        vectors = F.embedding(row, self.weight).masked_fill(elsewhere.unsqueeze(-1), 0.0)
         reduce = reduce_scatter_to_sequence if self.sequence_parallel else reduce_from_tp
         return reduce(vectors, self.group)
 
@@ -97,9 +96,8 @@ def vocab_parallel_cross_entropy(
     logits = logits_shard.to(torch.promote_types(logits_shard.dtype, torch.float32))
     column = target.masked_fill(ignored, 0).unsqueeze(-1)
     losses = _CrossEntropy.apply(logits, column, group, label_smoothing, words).squeeze(-1)
-    losses = losses.masked_fill(
-        ignored, 0.0
-    )  # not times 0: an ignored token may have a loss of nan
+    # Not times 0: an ignored token may have a loss of nan
+    losses = losses.masked_fill(ignored, 0.0)
     if reduction != "none":
         losses = losses.sum()
     if reduction == "mean":
@@ -179,9 +177,8 @@ class _CrossEntropy(torch.autograd.Function):
         # result.
         result = logits.masked_fill(~is_word, float("-inf")).sub_(highest).exp_()
         result.div_(normaliser)  # the softmax
-        result.sub_(smooth).scatter_add_(
-            -1, column, -hit
-        )  # minus what is wanted: (1 - e) + e/V, or e/V
+        # Minus what is wanted: (1 - e) + e/V, or e/V
+        result.sub_(smooth).scatter_add_(-1, column, -hit)
         result.mul_(grad)
         return result, None, None, None, None
 
