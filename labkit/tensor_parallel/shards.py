@@ -51,9 +51,9 @@ class ShardedWeight(PlacedModule):
         self.init_method = init_method
         self.keep_master_weight = keep_master_weight_for_test
         self.master_weight: torch.Tensor | None = None
-        own_sizes = list(sizes)
-        own_sizes[dim] = -(-sizes[dim] // group.size())  # rounded up: the last shards are padded
-        self.weight = nn.Parameter(torch.empty(own_sizes, **factory))
+        local_sizes = list(sizes)
+        local_sizes[dim] = -(-sizes[dim] // group.size())  # rounded up: the last shards are padded
+        self.weight = nn.Parameter(torch.empty(local_sizes, **factory))
         self.set_placements(weight=Placement((Shard(dim, sizes[dim], group, stride),)))
 
     def reset_parameters(self) -> None:
@@ -64,20 +64,20 @@ class ShardedWeight(PlacedModule):
         """
         master = draw(self.weight, self.init_method)
         if master is not None and self.group.size() > 1:
-            fingerprint = master.sum(dtype=torch.float64).nan_to_num().item()
-            bounds = torch.tensor(
-                [fingerprint, -fingerprint], dtype=torch.float64, device=local_device()
-            )
-            # The highest, and minus the lowest
-            dist.all_reduce(bounds, dist.ReduceOp.MAX, group=self.group)
-            if bounds[0] != -bounds[1]:
-                raise ValueError(
-                    "the ranks of this tensor-parallel group drew different weights of "
-                    f"shape {list(self.sizes)}: "
-                    "set the same seed on all of them before the layer is made, for example "
-                    "torch.manual_seed(1234)"
-                )
+            self._check_same_on_all_ranks(master)
         self.master_weight = master if self.keep_master_weight else None
+
+    def _check_same_on_all_ranks(self, master: torch.Tensor) -> None:
+        total = master.sum(dtype=torch.float64).nan_to_num().item()
+        bounds = torch.tensor([total, -total], dtype=torch.float64, device=local_device())
+        dist.all_reduce(bounds, dist.ReduceOp.MAX, group=self.group)
+        highest, minus_lowest = bounds.tolist()
+        if highest != -minus_lowest:
+            fault = "the ranks of this tensor-parallel group drew different weights of shape"
+            way_out = "set the same seed on all of them before the layer is made"
+            raise ValueError(
+                f"{fault} {list(self.sizes)}: {way_out}, for example torch.manual_seed(1234)"
+            )
 
     def extra_repr(self) -> str:
         return f"weight={tuple(self.sizes)}, tp_size={self.group.size()}"
@@ -87,15 +87,15 @@ class ShardedWeight(PlacedModule):
 def draw(
     weight: nn.Parameter, init_method: Callable[[torch.Tensor], object]
 ) -> torch.Tensor | None:
-    """Draw the whole of a weight on the CPU, and keep this rank's shard; on the meta device, do
-    nothing.
+    """Draw the unsharded weight on the CPU, keep this rank's shard, and return all of it; on the
+    meta device, do nothing.
     """
     if weight.is_meta:
         return None
-    whole = torch.empty(unsharded_size(weight), dtype=weight.dtype, device="cpu")
-    init_method(whole)
-    weight.copy_(shard_like(whole, weight))
-    return whole
+    master = torch.empty(unsharded_size(weight), dtype=weight.dtype, device="cpu")
+    init_method(master)
+    weight.copy_(shard_like(master, weight))
+    return master
 
 
 def shard_of(parameter: nn.Parameter) -> Shard | None:
@@ -110,20 +110,20 @@ def unshard(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
     gradient.
     """
     for shard in placement_of(parameter).shards:
-        if shard.group.size() > 1:
+        tp_size = shard.group.size()
+        if tp_size > 1:
             gathered = all_gather(tensor.detach(), shard.group, shard.dim).movedim(shard.dim, -1)
-            whole = transpose_chunks(gathered, shard.group.size(), shard.stride)[
-                ..., : shard.unsharded_size
-            ]
-            tensor = whole.movedim(-1, shard.dim)
+            padded = transpose_chunks(gathered, tp_size, shard.stride)
+            tensor = padded[..., : shard.unsharded_size].movedim(-1, shard.dim)
     return tensor
 
 
-def shard_like(whole: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+def shard_like(unsharded: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
     """Return this rank's shard of a whole tensor: the inverse of `unshard`."""
+    tensor = unsharded
     for shard in placement_of(parameter).shards:
-        whole = local_shard(whole, shard.group, shard.dim, shard.stride)
-    return whole
+        tensor = local_shard(tensor, shard.group, shard.dim, shard.stride)
+    return tensor
 
 
 def transpose_chunks(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
