@@ -34,7 +34,7 @@ class FlatShard:
 
     shape: torch.Size  # before it was flattened
     start: int  # the flat index of this rank's first number
-    # Groups whose ranks have the same numbers: with hybrid sharding
+    # With hybrid sharding, the groups whose ranks have the same numbers
     replicas: tuple[dist.ProcessGroup, ...] = ()
 
 
@@ -89,8 +89,9 @@ def copy_groups_of(parameter: torch.Tensor, groups: ProcessGroups) -> list[dist.
     parameter.
     """
     placement = placement_of(parameter)
-    whole = (placement.replica_group or groups.dp_cp,)
-    return [*placement.copy_groups, *(placement.flat.replicas if placement.flat else whole)]
+    if placement.flat:
+        return [*placement.copy_groups, *placement.flat.replicas]
+    return [*placement.copy_groups, placement.replica_group or groups.dp_cp]
 
 
 class PlacedModule(nn.Module):
@@ -107,7 +108,7 @@ class PlacedModule(nn.Module):
 
     def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)
-        # Torch may have replaced them, or swapped their attributes
+        # torch may have replaced parameters, or swapped their attributes.
         for name, parameter in self._parameters.items():
             self._parameters[name] = parameter
         return self
@@ -122,19 +123,14 @@ class _Parameters(dict[str, Any]):
         self.placements: dict[str, Placement] = {}
 
     def __setitem__(self, name: str, parameter) -> None:
-        if (
-            name in self.placements
-            and parameter is not None
-            and not hasattr(parameter, "placement")
-        ):
+        is_new = parameter is not None and not hasattr(parameter, "placement")
+        if is_new and name in self.placements:
             set_placement(parameter, self.placements[name])
         super().__setitem__(name, parameter)
 
     def __delitem__(self, name: str) -> None:
         if name in self.placements:
-            gone = (
-                f"{self.owner} no longer has its parameter {name!r}, whose placement is "
-                "recorded by this name"
-            )
-            raise ValueError(f"{gone}: do not use weight_norm or another parametrization on it")
+            fault = f"{self.owner} no longer has its parameter {name!r}, whose placement is"
+            way_out = "do not use weight_norm or another parametrization on it"
+            raise ValueError(f"{fault} recorded by this name: {way_out}")
         super().__delitem__(name)

@@ -67,21 +67,17 @@ class GPT:
             elif kind is float and not (isinstance(value, Real) and 0 < float(value) < math.inf):
                 raise ValueError(f"{name}={value!r} must be a number above 0")
             elif known and int not in known and value not in known:
-                raise ValueError(
-                    f"{name}={value!r} is unknown: use {' or '.join(map(repr, known))}"
-                )
+                choices = " or ".join(map(repr, known))
+                raise ValueError(f"{name}={value!r} is unknown: use {choices}")
         heads = self.num_attention_heads
         groups = self.num_query_groups
         if heads is not None:
             check_divides(heads, "hidden_size", self.hidden_size, parts_name="num_attention_heads")
-            if self.positions == "rope" and self.hidden_size // heads % 2:
-                fault = (
-                    "positions='rope' turns pairs of numbers, but a head has "
-                    f"{self.hidden_size // heads}"
-                )
-                raise ValueError(
-                    f"{fault}: use a num_attention_heads that leaves an even head size"
-                )
+            head_size = self.hidden_size // heads
+            if self.positions == "rope" and head_size % 2:
+                fault = f"positions='rope' turns pairs of numbers, but a head has {head_size}"
+                way_out = "use a num_attention_heads that leaves an even head size"
+                raise ValueError(f"{fault}: {way_out}")
             if groups is not None:
                 check_divides(groups, "num_attention_heads", heads, parts_name="num_query_groups")
         elif groups is not None:

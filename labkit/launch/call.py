@@ -213,7 +213,8 @@ class Call:
         cause = None
         with contextlib.suppress(Exception):  # it died or waits, or its exception cannot be pickled
             cause = pickle.loads(self.failures[first].exception)
-        tracebacks = {
-            rank: failure.traceback for rank, failure in self.failures.items() if failure.kind
-        }
+        tracebacks = {}
+        for rank, failure in self.failures.items():
+            if failure.kind:  # and not the end of its process
+                tracebacks[rank] = failure.traceback
         raise report.RankFailed(text, first, cause, tracebacks)

@@ -95,9 +95,9 @@ class Output:
         self._start = time.monotonic()
         self._next_view = self._start + _SOON_SECONDS
         self._most = _IN_NOTEBOOK if self._is_notebook else _IN_TERMINAL
-        self._streams = {
-            name: _Stream(self._most) for name in product(range(num_ranks), ["stdout", "stderr"])
-        }
+        self._streams: dict[tuple[int, str], _Stream] = {}
+        for rank, name in product(range(num_ranks), ["stdout", "stderr"]):
+            self._streams[rank, name] = _Stream(self._most)
 
     def feed(self, rank: int, stream: str, data: bytes) -> None:
         new = self._streams[rank, stream].feed(data)

@@ -47,9 +47,9 @@ def connect_anew() -> bool:
     world = distributed_c10d._world
     number = next(_numbers)
     groups = sorted(world.pg_names.items(), key=lambda item: item[1])  # in one order on all ranks
-    backends = {
-        type(group._get_backend(device)) for group, _ in groups for device in group._device_types
-    }
+    backends = set()
+    for group, _ in groups:
+        backends |= {type(group._get_backend(device)) for device in group._device_types}
     if backends != {dist.ProcessGroupGloo}:
         return False
     free()  # what is still on its way arrives nowhere

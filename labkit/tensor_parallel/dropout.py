@@ -31,8 +31,8 @@ def seed_replicas(seed: int, groups: ProcessGroups) -> None:
 
 @contextmanager
 def local_random_stream(group: dist.ProcessGroup, device: torch.device) -> Iterator[None]:
-    """Give this rank its own random stream inside the block; the default generator advances by one
-    number.
+    """Give this rank a random stream of its own inside the block; the default generator advances by
+    one number.
     """
     common_seed = int(torch.randint(1 << 40, ()))
     with torch.random.fork_rng([device] if device.type == "cuda" else []):

@@ -15,7 +15,7 @@ from labkit.data_parallel.replicas import materialize
 from labkit.groups import group_of_one, local_device
 from labkit.placement import Placement, placement_of
 from labkit.shape import GPT
-from labkit.tensor_parallel import ParallelSelfAttention, ShardedDropout, unshard, shard_like
+from labkit.tensor_parallel import ParallelSelfAttention, ShardedDropout, shard_like, unshard
 from labtrain.model import STD, ParallelGPT, normal
 
 SHAPE = GPT(

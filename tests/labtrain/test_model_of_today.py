@@ -17,7 +17,7 @@ from labkit.groups import group_of_one, init_groups, local_device
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
 from labkit.shape import GPT
-from labkit.tensor_parallel import ParallelSelfAttention, unshard, shard_like
+from labkit.tensor_parallel import ParallelSelfAttention, shard_like, unshard
 from labtrain.model import ParallelGPT, normal
 
 GPT2 = GPT(num_layers=2, hidden_size=32, seq_length=16, vocab_size=13, num_attention_heads=8)

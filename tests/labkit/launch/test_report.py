@@ -95,6 +95,6 @@ def test_a_refused_connection_of_the_learners_own_is_no_consequence():
     assert blamed == 1 and "rank 0: lost its connection, a consequence" in text
 
 
-def test_a_note_names_each_place_once():
+def test_a_note_names_each_location_once():
     note = locations_report("No news", world(RUNNING, in_collective(), in_collective())).splitlines()
     assert len(note) == 3 and note[2].startswith("  rank 1, 2: waits in all_reduce number 1")

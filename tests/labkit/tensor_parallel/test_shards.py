@@ -15,10 +15,10 @@ from labkit.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
     VocabParallelEmbedding,
-    unshard,
     local_shard,
     shard_like,
     shard_of,
+    unshard,
 )
 from tests.labkit.tensor_parallel.conftest import SIZES, randoms
 
@@ -81,8 +81,8 @@ def gather_and_cut(group):
     """What is gathered is the master weight, and the master cut again is the shard; for gradients and biases too."""
     for layer in layers_of_every_kind(group):
         weight, master = layer.weight, layer.master_weight
-        whole = unshard(weight, weight)
-        assert torch.equal(whole, master)
+        unsharded = unshard(weight, weight)
+        assert torch.equal(unsharded, master)
         assert torch.equal(shard_like(master, weight), weight)
         gradient = master * 3
         weight.grad = shard_like(gradient, weight)
@@ -100,7 +100,7 @@ def gather_and_cut(group):
 
 
 @pytest.mark.parametrize("world_size", SIZES)
-def test_gather_whole_and_cut_like(on_ranks, world_size):
+def test_unshard_and_shard_like(on_ranks, world_size):
     on_ranks(lambda: gather_and_cut(dist.group.WORLD), world_size=world_size)
 
 
@@ -113,7 +113,8 @@ def test_parameters_say_how_they_are_cut(on_ranks):
         layers = layers_of_every_kind(dist.group.WORLD)
         of_layers = [shard_of(layer.weight) for layer in layers]
         assert all(shard.group is dist.group.WORLD for shard in of_layers)
-        return [(shard.dim, shard.unsharded_size, shard.stride) for shard in of_layers], shard_of(nn.Linear(2, 2).weight)
+        facts = [(shard.dim, shard.unsharded_size, shard.stride) for shard in of_layers]
+        return facts, shard_of(nn.Linear(2, 2).weight)
 
     of_layers, of_plain = on_ranks(shards)[0]
     assert of_layers == [(0, 36, 1), (0, 36, 3), (1, 36, 1), (1, 36, 3), (0, 10, 1), (0, 2, 1)]
