@@ -35,10 +35,9 @@ class Grid:
 
     def group_of(self, rank: int, *axes: str) -> list[int]:
         """Return the one group of ``axes`` that ``rank`` is a member of."""
-        axes = self.known(axes)
         coords = self.coords(rank)
         first = rank
-        for axis in axes:
+        for axis in self.known(axes):
             first -= coords[axis] * self._strides[axis]
         return [first + offset for offset in self._offsets(axes)]
 

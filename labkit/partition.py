@@ -64,11 +64,8 @@ def split_layers(
     """
     num_layers = check_size("num_layers", num_layers)
     num_stages = check_size("num_stages", num_stages)
-    ends = {}
-    if first_stage_layers is not None:
-        ends["first_stage_layers"] = check_size("first_stage_layers", first_stage_layers)
-    if last_stage_layers is not None:
-        ends["last_stage_layers"] = check_size("last_stage_layers", last_stage_layers)
+    given = {"first_stage_layers": first_stage_layers, "last_stage_layers": last_stage_layers}
+    ends = {name: check_size(name, size) for name, size in given.items() if size is not None}
     extra_layers = {
         "account_for_embedding_in_pipeline_split": account_for_embedding_in_pipeline_split,
         "account_for_loss_in_pipeline_split": account_for_loss_in_pipeline_split,

@@ -123,9 +123,9 @@ class _Parameters(dict[str, Any]):
         self.placements: dict[str, Placement] = {}
 
     def __setitem__(self, name: str, parameter) -> None:
-        is_new = parameter is not None and not hasattr(parameter, "placement")
-        if is_new and name in self.placements:
-            set_placement(parameter, self.placements[name])
+        placement = self.placements.get(name)
+        if placement and parameter is not None and not hasattr(parameter, "placement"):
+            set_placement(parameter, placement)
         super().__setitem__(name, parameter)
 
     def __delitem__(self, name: str) -> None:

@@ -313,8 +313,10 @@ def _group_of(given: Any) -> Any:
     if given is None:
         return dist.group.WORLD
     if isinstance(given, str):
-        groups = {name: group for group, name in distributed_c10d._world.pg_names.items()}
-        return groups.get(given)
+        for group, name in distributed_c10d._world.pg_names.items():
+            if name == given:
+                return group
+        return None
     return given if isinstance(given, dist.ProcessGroup) else None
 
 
