@@ -71,7 +71,7 @@ def loss_and_grad_norm(
     squares = torch.zeros((), dtype=torch.float64, device=local_device())
     for num_copies, same in gradients.items():
         dtype = torch.promote_types(same[0].dtype, torch.float32)
-        norms = torch._foreach_norm(same, 2, dtype=dtype)  # pyright: ignore[reportPrivateImportUsage]
+        norms = torch._foreach_norm(same, 2, dtype=dtype)  # pyright: ignore - private
         squares += torch.stack(norms).double().square().sum() / num_copies
     # All sums go in one message: a loss for each tensor rank, the squared norm, and the number of
     # targets. That is a whole number, so any fraction added to it means that a rank wants to end.

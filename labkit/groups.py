@@ -286,13 +286,15 @@ def group_of_one() -> dist.ProcessGroup:
     """Return a group for a single process without a world: layers keep their whole weights and send
     nothing.
     """
-    return dist.ProcessGroup(0, 1)  # pyright: ignore[reportCallIssue]  (its stub knows the other constructor only)
+    # torch's stub knows the other constructor only.
+    return dist.ProcessGroup(0, 1)  # pyright: ignore[reportCallIssue]
 
 
 def groups_of_one() -> ProcessGroups:
     """Return the groups of a single process without a world: each of them is one `group_of_one`."""
     group = group_of_one()
-    return ProcessGroups(ParallelLayout(1), 0, **dict.fromkeys(_NAMES[:-2], group))  # pyright: ignore - no layout
+    by_name: Any = dict.fromkeys(_NAMES[:-2], group)  # all but the replicate groups
+    return ProcessGroups(ParallelLayout(1), 0, **by_name)
 
 
 def local_device() -> torch.device:

@@ -51,7 +51,8 @@ def blockwise_attention(
     """
     refuse_autocast("attention over a context-parallel group", q.device)
     check_fit(q, k, v, group.size(), zigzag)
-    return _Blockwise.apply(q, k, v, group, causal, zigzag, kv_of_ranks, kv_gradients)  # pyright: ignore[reportReturnType]
+    out: Any = _Blockwise.apply(q, k, v, group, causal, zigzag, kv_of_ranks, kv_gradients)
+    return out
 
 
 class _Blockwise(torch.autograd.Function):

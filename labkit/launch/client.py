@@ -38,7 +38,8 @@ def will_train() -> None:
 def stopped(text: str = "Stopped.") -> KeyboardInterrupt:
     """Return an interrupt of which IPython shows the text alone."""
     interrupt = KeyboardInterrupt(text)
-    interrupt._render_traceback_ = lambda: f"KeyboardInterrupt: {text}".splitlines()  # pyright: ignore
+    lines = f"KeyboardInterrupt: {text}".splitlines()
+    interrupt._render_traceback_ = lambda: lines  # pyright: ignore[reportAttributeAccessIssue]
     return interrupt
 
 

@@ -368,7 +368,8 @@ def _describe(operation: str, tensor, args: tuple, kwargs: dict) -> _Message:
     group = given.get("group") or dist.group.WORLD
     peer = given.get(to)
     if peer is None and given.get(f"group_{to}") is not None:
-        peer = dist.get_global_rank(group, given[f"group_{to}"])  # pyright: ignore[reportArgumentType]
+        group_rank = given[f"group_{to}"]
+        peer = dist.get_global_rank(group, group_rank)  # pyright: ignore[reportArgumentType]
     num_ranks = dist.get_world_size()
     if peer is not None and not 0 <= peer < num_ranks:  # gloo would wait for it
         rule = f"ranks run from 0 to {num_ranks - 1}; in a ring use % {num_ranks}"
@@ -381,7 +382,7 @@ def _describe(operation: str, tensor, args: tuple, kwargs: dict) -> _Message:
     is_gloo = False
     if isinstance(group, dist.ProcessGroup):  # and not torch's mark for a non-member
         backend = group._get_backend(device)
-        is_gloo = isinstance(backend, dist.ProcessGroupGloo)  # pyright: ignore[reportPrivateImportUsage]
+        is_gloo = isinstance(backend, dist.ProcessGroupGloo)  # pyright: ignore - private
         timeout = backend.options._timeout  # pyright: ignore[reportAttributeAccessIssue]
     tag = given.get("tag") or 0
     return _Message(operation, peer, tag, f"{dtype} {shape}", timeout, is_gloo)
@@ -389,7 +390,8 @@ def _describe(operation: str, tensor, args: tuple, kwargs: dict) -> _Message:
 
 def _records() -> list[dict]:
     """Return what the flight recorder of gloo has noted, from the start of this process."""
-    from torch._C._distributed_c10d import _dump_fr_trace_json  # pyright: ignore - private: pinned by a test
+    # Private, and pinned by a test.
+    from torch._C._distributed_c10d import _dump_fr_trace_json  # pyright: ignore
 
     return json.loads(_dump_fr_trace_json()).get("entries", [])
 

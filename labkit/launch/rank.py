@@ -137,12 +137,14 @@ def _answer(messages: Iterator[tuple], probe: Probe, calls: queue.SimpleQueue) -
             case ("call", payload):
                 calls.put(payload)  # or None, to leave
             case ("stop", "now"):
-                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # pyright: ignore[reportArgumentType]
+                main_thread = threading.main_thread().ident or 0
+                signal.pthread_kill(main_thread, signal.SIGINT)
             case ("stop", "freed"):
                 renewal.free()
             case ("renew",):  # the main thread has nothing to do
                 probe.forget()
-                _kernel.send("renewed", renewal.connect_anew())  # pyright: ignore[reportOptionalMemberAccess]
+                is_connected = renewal.connect_anew()
+                _kernel.send("renewed", is_connected)  # pyright: ignore[reportOptionalMemberAccess]
     os.killpg(0, signal.SIGKILL)  # the kernel is gone
 
 
@@ -162,7 +164,7 @@ def _join(settings: dict, probe: Probe) -> None:
     def private_rendezvous(*_, **__):
         """What a learner's own init_process_group() meets: env:// without a TCP port."""
         path = f"{settings['directory']}/store{next(numbers)}"
-        store = dist.FileStore(path, settings["world_size"])  # pyright: ignore[reportPrivateImportUsage]
+        store = dist.FileStore(path, settings["world_size"])  # pyright: ignore - private
         yield store, settings["rank"], settings["world_size"]
 
     _rendezvous_handlers["env"] = private_rendezvous  # a private hook: pinned by a test

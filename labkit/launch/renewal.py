@@ -53,7 +53,8 @@ def connect_anew() -> bool:
     if backends != {dist.ProcessGroupGloo}:
         return False
     free()  # what is still on its way arrives nowhere
-    store = dist.PrefixStore(f"renewal{number}", distributed_c10d._get_default_store())  # pyright: ignore - private
+    default_store = distributed_c10d._get_default_store()
+    store = dist.PrefixStore(f"renewal{number}", default_store)  # pyright: ignore - private
     # Each rank tells the others how many groups it has made, and the names of those it has.
     store.set(str(dist.get_rank()), json.dumps([world.group_count, *(name for _, name in groups)]))
     told = [json.loads(store.get(str(rank))) for rank in range(dist.get_world_size())]
@@ -62,7 +63,8 @@ def connect_anew() -> bool:
         if all(name in told[rank] for rank in world.pg_group_ranks[group]):
             options = group._get_backend(next(iter(group._device_types))).options
             group_store = dist.PrefixStore(name, store)  # pyright: ignore - private
-            backend = dist.ProcessGroupGloo(group_store, group.rank(), group.size(), options)  # pyright: ignore - private
+            arguments = (group_store, group.rank(), group.size(), options)
+            backend = dist.ProcessGroupGloo(*arguments)  # pyright: ignore - private
             backend._set_sequence_number_for_group()
             # Registered under a new type: a group keeps the first backend of each type.
             for device in group._device_types:

@@ -7,6 +7,7 @@ Source: arXiv 1909.08053, section 3; argument names as in Megatron-LM.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -221,7 +222,8 @@ def column_linear(
     refuse_autocast("a column-parallel layer", x.device)
     if group.size() == 1:
         return F.linear(x, weight, bias)
-    return _ColumnLinear.apply(x, weight, bias, group, sequence_parallel)  # pyright: ignore[reportReturnType]
+    output: Any = _ColumnLinear.apply(x, weight, bias, group, sequence_parallel)
+    return output
 
 
 class _ColumnLinear(torch.autograd.Function):
