@@ -4,6 +4,6 @@ Each file holds one idea and imports only lower floors; nothing is re-exported h
 import line says where to read: ``from labkit.layout import ParallelLayout``.
 """
 
-lab_folders = [
-    *__path__
-]  # whose code a report counts as the lab's, not the learner's; a package above adds its own
+# A report counts the code in these folders as the lab's, not the learner's. A package above adds
+# its folder.
+lab_folders = [*__path__]

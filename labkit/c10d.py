@@ -143,7 +143,7 @@ class _Ear:
 
     def close(self, listener: _Listener) -> None:
         with self.lock:
-            self.listeners = [each for each in self.listeners if each is not listener]
+            self.listeners = [other for other in self.listeners if other is not listener]
             if not self.listeners:
                 self.patches.close()
 
@@ -166,16 +166,16 @@ class _Ear:
     def kernel_of(self, operation: str, buffer: int | None, operator: Any) -> Callable:
         """Return what torch calls in the place of an operator, which it then calls itself."""
         names = [argument.name for argument in operator._schema.arguments]
-        group_place = names.index("process_group")
+        group_index = names.index("process_group")
 
         def kernel(keyset, *args, **kwargs):
             if getattr(self.thread, "in_kernel", False):  # what a backend sends is not another call
                 return _go_on(operator, keyset, *args, **kwargs)
             in_method = getattr(self.thread, "in_method", False)
-            group = dist.ProcessGroup.unbox(args[group_place])
+            group = dist.ProcessGroup.unbox(args[group_index])
             tensors = [] if buffer is None else tree_leaves(args[buffer])
             call = Call(operation, group, tensors, in_method)
-            heard = [(listener, listener.hear(call)) for listener in self.listeners]
+            heard_by = [(listener, listener.hear(call)) for listener in self.listeners]
             self.thread.in_kernel = True
             try:
                 result = _go_on(operator, keyset, *args, **kwargs)
@@ -183,13 +183,13 @@ class _Ear:
                 self.thread.in_kernel = False
             boxed = result[-1] if isinstance(result, tuple) else result
             work = None if boxed is None else dist.Work.unbox(boxed)
-            for listener, each in heard:
-                each.note_start(work)
+            for listener, heard in heard_by:
+                heard.note_start(work)
                 if in_method and work is not None:
-                    listener.of_work[work] = each
+                    listener.of_work[work] = heard
                 if not in_method:  # functional collectives wait for tensors of the first argument
                     for tensor in tree_leaves(args[0]):
-                        listener.of_storage[StorageWeakRef(tensor.untyped_storage())] = each
+                        listener.of_storage[StorageWeakRef(tensor.untyped_storage())] = heard
             if in_method:
                 self.thread.work = work  # so that the method returns this very object
             return result
@@ -232,12 +232,12 @@ _EAR = _Ear()
 
 def started(call: Call, start: Callable[[], dist.Work | None]) -> dist.Work | None:
     """Start a call of a ProcessGroup that is written in Python, and tell who listens."""
-    heard = [(listener, listener.hear(call)) for listener in _EAR.listeners]
+    heard_by = [(listener, listener.hear(call)) for listener in _EAR.listeners]
     work = start()
-    for listener, each in heard:
-        each.note_start(work)
+    for listener, heard in heard_by:
+        heard.note_start(work)
         if work is not None:
-            listener.of_work[work] = each
+            listener.of_work[work] = heard
     return work
 
 

@@ -29,16 +29,17 @@ def all_to_all(
     ``send_splits`` are the numbers of consecutive rows for each rank, ``recv_splits`` those from
     each.
     """
-    return _AllToAll.apply(rows, group, send_splits, recv_splits) if group.size() > 1 else rows
+    if group.size() == 1:
+        return rows
+    return _AllToAll.apply(rows, group, send_splits, recv_splits)
 
 
 class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx, rows, group, send_splits, recv_splits):
         ctx.inverse = group, recv_splits, send_splits
-        received = rows.new_empty(
-            len(rows) if recv_splits is None else sum(recv_splits), *rows.shape[1:]
-        )
+        num_received = len(rows) if recv_splits is None else sum(recv_splits)
+        received = rows.new_empty(num_received, *rows.shape[1:])
         dist.all_to_all_single(received, rows.contiguous(), recv_splits, send_splits, group=group)
         return received
 
@@ -74,10 +75,8 @@ class _TracedCall:
     def note_start(self, work: dist.Work | None) -> None:
         """Have gloo's thread note when the call ends, if this kind of call allows that."""
         if work is None:
-            if self.operation not in (
-                "send",
-                "recv",
-            ):  # NCCL: its stream runs the call where it stands
+            # This is NCCL: its stream runs the call where it stands, but messages wait for a peer.
+            if self.operation not in ("send", "recv"):
                 self._note_wait(self.started)
         elif self.trace.device.type == "cpu":
             with suppress(RuntimeError):  # not implemented

@@ -55,9 +55,9 @@ def prepare_gpu(one_queue: bool = False, posts_receives: bool = True) -> None:
 
     if one_queue:
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    if (
-        posts_receives
-    ):  # a kernel that is loaded late waits for all that runs: for ever, if that is such a receive
+    # A kernel that is loaded late waits for all that runs: for ever, if that is a receive that was
+    # posted ahead.
+    if posts_receives:
         os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     torch.set_float32_matmul_precision("highest")  # NGC containers multiply with 10 bits
 

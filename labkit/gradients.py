@@ -23,15 +23,13 @@ def all_reduce_grads(parameters: Iterable[nn.Parameter], group: dist.ProcessGrou
     biases of row-parallel layers) gets a part of its gradient on each. Layer by layer, each
     micro-batch would send many small messages.
     """
-    gradients = [
-        p.grad for p in parameters if placement_of(p).defer_grad_reduce and p.grad is not None
-    ]
+    deferred = [param for param in parameters if placement_of(param).defer_grad_reduce]
+    gradients = [param.grad for param in deferred if param.grad is not None]
     if gradients and group.size() > 1:
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat, group=group)
-        for gradient, total in zip(
-            gradients, flat.split([gradient.numel() for gradient in gradients])
-        ):
+        totals = flat.split([gradient.numel() for gradient in gradients])
+        for gradient, total in zip(gradients, totals):
             gradient.copy_(total.view_as(gradient))
 
 
@@ -64,9 +62,8 @@ def loss_and_grad_norm(
     have, each counts its part in the norm. Call it when replicas have averaged their gradients.
     This is the one place in a step where the host waits for a GPU.
     """
-    gradients: dict[int, list[torch.Tensor]] = defaultdict(
-        list
-    )  # by the number of ranks that have the same
+    # Gradients by the number of ranks that have the same
+    gradients: dict[int, list[torch.Tensor]] = defaultdict(list)
     for parameter in parameters:
         if parameter.grad is not None and not placement_of(parameter).is_tied_copy:
             num_copies = math.prod(group.size() for group in copy_groups_of(parameter, groups))
@@ -74,20 +71,19 @@ def loss_and_grad_norm(
     squares = torch.zeros((), dtype=torch.float64, device=local_device())
     for num_copies, same in gradients.items():
         dtype = torch.promote_types(same[0].dtype, torch.float32)
-        norms = torch._foreach_norm(same, 2, dtype=dtype)  # pyright: ignore[reportPrivateImportUsage]
+        norms = torch._foreach_norm(same, 2, dtype=dtype)  # pyright: ignore - private
         squares += torch.stack(norms).double().square().sum() / num_copies
+    # All sums go in one message: a loss for each tensor rank, the squared norm, and the number of
+    # targets. That is a whole number, so any fraction added to it means that a rank wants to end.
     tp_rank = groups.tp.rank()
     sums = squares.new_zeros(groups.tp.size() + 2)
     sums[tp_rank] = loss_share
     sums[-2] = squares
     if tp_rank == 0:  # the others have the same targets
         sums[-1] = num_counted
-    sums[-1] += wants_to_end / (
-        2 * dist.get_world_size()
-    )  # targets are whole numbers: any fraction means "end"
+    sums[-1] += wants_to_end / (2 * dist.get_world_size())
     dist.all_reduce(sums)
     *losses, squared_norm, counted_and_ending = sums.tolist()
     total_counted = math.floor(counted_and_ending)
-    return Sums(
-        losses[tp_rank], math.sqrt(squared_norm), total_counted, counted_and_ending > total_counted
-    )
+    is_ending = counted_and_ending > total_counted
+    return Sums(losses[tp_rank], math.sqrt(squared_norm), total_counted, is_ending)

@@ -18,7 +18,8 @@ class Grid:
 
     def __init__(self, sizes: Mapping[str, int]):
         self.sizes = dict(sizes)
-        self._strides: dict[str, int] = {}  # axis -> difference of neighbouring ranks
+        # By how much the rank goes up with each step along an axis: {"tp": 1, "dp": 2, "pp": 4}
+        self._strides: dict[str, int] = {}
         self.world_size = 1
         for axis, size in self.sizes.items():
             self._strides[axis] = self.world_size
@@ -28,31 +29,34 @@ class Grid:
         """Return the groups along one axis, or along several together, sorted; so are their
         members.
         """
-        offsets = self._offsets(
-            self.known(axes)
-        )  # from a group's first rank to each of its members
+        offsets = self._offsets(self.known(axes))  # of a group's members from its first rank
         first_ranks = self._offsets(self.sizes.keys() - axes)
         return [[first + offset for offset in offsets] for first in first_ranks]
 
     def group_of(self, rank: int, *axes: str) -> list[int]:
         """Return the one group of ``axes`` that ``rank`` is a member of."""
         coords = self.coords(rank)
-        first = rank - sum(coords[axis] * self._strides[axis] for axis in self.known(axes))
+        first = rank
+        for axis in self.known(axes):
+            first -= coords[axis] * self._strides[axis]
         return [first + offset for offset in self._offsets(axes)]
 
     def coords(self, rank: int) -> dict[str, int]:
         """Return the coordinate of ``rank`` on each axis."""
         rank = check_index("rank", rank, "world_size", self.world_size)
-        return {axis: rank // self._strides[axis] % size for axis, size in self.sizes.items()}
+        coords = {}
+        for axis, size in self.sizes.items():
+            coords[axis] = rank // self._strides[axis] % size
+        return coords
 
     def rank_at(self, **coords: int) -> int:
         """Return the rank at these coordinates, each 0 unless given: the inverse of `coords`."""
         self.known(coords)
-        found = {
-            axis: check_index(axis, at, f"{axis}_size", self.sizes[axis])
-            for axis, at in coords.items()
-        }
-        return sum(at * self._strides[axis] for axis, at in found.items())
+        rank = 0
+        for axis, coord in coords.items():
+            coord = check_index(axis, coord, f"{axis}_size", self.sizes[axis])
+            rank += coord * self._strides[axis]
+        return rank
 
     def _offsets(self, axes: Collection[str]) -> list[int]:
         """Return the ranks, ascending, that rank 0 reaches along these axes."""
@@ -63,8 +67,8 @@ class Grid:
                 offsets = [step + offset for step in steps for offset in offsets]
         return offsets
 
-    def known(self, axes: Collection[str]) -> Collection[str]:
-        """Return the axes, each once, or raise a ValueError if this grid lacks one."""
+    def known(self, axes: Collection[str]) -> set[str]:
+        """Return the axes as a set, or raise a ValueError if this grid lacks one."""
         for axis in axes:
             if axis not in self.sizes:
                 raise ValueError(f"axis {axis!r} is unknown: use one of {', '.join(self.sizes)}")
@@ -75,7 +79,6 @@ def check_index(name: str, value, size_name: str, size: int) -> int:
     """Return an index as an int, or raise a ValueError if it is not a whole number in [0, size)."""
     number = whole_number(value)
     if number is None or not 0 <= number < size:
-        raise ValueError(
-            f"{name}={value!r} must be a whole number from 0 to {size - 1}: {size_name} is {size}"
-        )
+        rule = f"must be a whole number from 0 to {size - 1}: {size_name} is {size}"
+        raise ValueError(f"{name}={value!r} {rule}")
     return number

@@ -23,12 +23,8 @@ The ranks of a ``dp_cp`` group have copies of the same dense weights, those of a
 _SHARDS = ("shard", "expert_shard")
 _NON_MEMBER: Any = dist.GroupMember.NON_GROUP_MEMBER
 _NAMES = (*AXES_OF_GROUP, "embedding", *_SHARDS, "replicate", "expert_replicate")
-_DERIVED = (
-    *EXPERT_AXES,
-    "dp_cp",
-    "tp_ep",
-    *_SHARDS,
-)  # left out of a group's description if another kind shares it
+# Kinds that a group's description leaves out if another kind shares the group
+_DERIVED = (*EXPERT_AXES, "dp_cp", "tp_ep", *_SHARDS)
 
 
 @dataclass(eq=False, repr=False)
@@ -88,11 +84,9 @@ class ProcessGroups:
         until the second comes. Receives posted early would deadlock, so each pair is connected
         beforehand.
         """
-        if (
-            not self.has_channels
-            or sender == receiver
-            or (kind, sender, receiver) in self._connected
-        ):
+        if not self.has_channels or sender == receiver:
+            return
+        if (kind, sender, receiver) in self._connected:
             return
         self._connected.add((kind, sender, receiver))
         first_message = torch.zeros(1, device=local_device())
@@ -118,13 +112,11 @@ class ProcessGroups:
         """
         if self._mesh is None:
             axes = self.layout.axes[::-1]
-            ranks = torch.arange(self.layout.world_size).reshape(
-                [self.layout.size(axis) for axis in axes]
-            )
+            sizes = [self.layout.size(axis) for axis in axes]
+            ranks = torch.arange(self.layout.world_size).reshape(sizes)
             groups = [getattr(self, axis) for axis in axes]
-            self._mesh = DeviceMesh.from_group(
-                groups, local_device().type, ranks, mesh_dim_names=axes
-            )
+            device_type = local_device().type
+            self._mesh = DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=axes)
         return self._mesh
 
     def made(self) -> list[dist.ProcessGroup]:
@@ -169,12 +161,10 @@ class ProcessGroups:
     if not TYPE_CHECKING:  # else a type checker would accept any attribute
 
         def __getattr__(self, name):  # called only if the attribute is missing, as after close()
-            closed = (
-                ": these groups are closed, make new ones with init_groups(layout)"
-                if name in _NAMES
-                else ""
-            )
-            raise AttributeError(f"ProcessGroups has no {name!r}{closed}")
+            fault = f"ProcessGroups has no {name!r}"
+            if name in _NAMES:
+                fault += ": these groups are closed, make new ones with init_groups(layout)"
+            raise AttributeError(fault)
 
 
 def init_groups(layout: ParallelLayout, shard_size: int | None = None) -> ProcessGroups:
@@ -205,7 +195,7 @@ def init_groups(layout: ParallelLayout, shard_size: int | None = None) -> Proces
     for names, groups in groups_to_make(layout, shard_size, has_nccl).items():
         named = [name for name in names if name not in _DERIVED] or names
         is_world = len(groups[0]) == wanted and names[0] not in _SHARDS
-        group = dist.group.WORLD if is_world else _my_group(named, groups)
+        group = dist.group.WORLD if is_world else _make_groups(named, groups)
         made |= dict.fromkeys(names, group)
     if has_nccl:
         _use_once([dist.group.WORLD, *made.values()])
@@ -226,15 +216,14 @@ def groups_to_make(
     those.
     """
     kinds = {name: layout.groups(*axes) for name, axes in AXES_OF_GROUP.items()}
-    kinds["embedding"] = [
-        list(dict.fromkeys([pipeline[0], pipeline[-1]])) for pipeline in kinds["pp"]
-    ]
-    kinds |= {"shard": kinds["dp_cp"], "expert_shard": kinds["expert_dp"]}
+    # The first and the last rank of each pipeline, or the only one
+    kinds["embedding"] = [list(dict.fromkeys([ranks[0], ranks[-1]])) for ranks in kinds["pp"]]
+    kinds["shard"] = kinds["dp_cp"]
+    kinds["expert_shard"] = kinds["expert_dp"]
     if shard_size and shard_size != layout.dp_size * layout.cp_size:
         kinds["shard"], kinds["replicate"] = layout.shard_groups(shard_size)
-        kinds["expert_shard"], kinds["expert_replicate"] = layout.shard_groups(
-            shard_size, experts=True
-        )
+        expert_groups = layout.shard_groups(shard_size, experts=True)
+        kinds["expert_shard"], kinds["expert_replicate"] = expert_groups
     separate = {name for name in _SHARDS if has_nccl and len(kinds[name][0]) > 1}
     shared: dict[tuple, list[str]] = {}
     for name, groups in kinds.items():
@@ -242,20 +231,20 @@ def groups_to_make(
     return {tuple(names): kinds[names[0]] for names in shared.values()}
 
 
-def _my_group(names: Sequence[str], groups: list[list[int]]) -> dist.ProcessGroup:
-    """Return the one of ``groups`` that this rank is in, or NON_GROUP_MEMBER; deadlock reports show
-    the ``names``.
+def _make_groups(names: Sequence[str], groups: list[list[int]]) -> dist.ProcessGroup:
+    """Make the groups, and return the one that this rank is in, or NON_GROUP_MEMBER; deadlock
+    reports show the ``names``.
 
     Every rank makes every group, in the same order. (With ``use_local_synchronization`` only the
     members would, but groups made a second time that way fail to connect.)
     """
     kind = "/".join(names)
-    mine = _NON_MEMBER
+    local_group = _NON_MEMBER
     for ranks in groups:
         group: Any = dist.new_group(ranks, group_desc=f"{kind} {ranks_text(ranks)}")
         if group != _NON_MEMBER:
-            mine = group
-    return mine
+            local_group = group
+    return local_group
 
 
 def _use_once(groups: Sequence[dist.ProcessGroup | None]) -> None:
@@ -278,34 +267,34 @@ def _make_channels(layout: ParallelLayout) -> dict[tuple[str, bool], dist.Proces
     if layout.pp_size == 1:
         return {}
     keys = [(kind, upwards) for kind in ("forward", "backward") for upwards in (False, True)]
-    return {key: _my_group([f"pp {key[0]}"], layout.groups("pp")) for key in keys}
+    return {key: _make_groups([f"pp {key[0]}"], layout.groups("pp")) for key in keys}
 
 
 def _refuse_to_copy(group: dist.ProcessGroup):
     raise ValueError(
-        "a process group connects running processes: it cannot be copied or pickled, nor can "
-        "a layer that has it. "
-        "For a layer use its state_dict(), or let the copy share the group: "
+        "a process group connects running processes: it cannot be copied or pickled, nor can a "
+        "layer that has it. For a layer use its state_dict(), or let the copy share the group: "
         "copy.deepcopy(layer, {id(group): group})"
     )
 
 
-copyreg.pickle(
-    dist.ProcessGroup, _refuse_to_copy
-)  # copy and pickle call it; torch registers nothing
+# copy and pickle call it for a group; torch itself registers nothing.
+copyreg.pickle(dist.ProcessGroup, _refuse_to_copy)
 
 
 def group_of_one() -> dist.ProcessGroup:
     """Return a group for a single process without a world: layers keep their whole weights and send
     nothing.
     """
-    return dist.ProcessGroup(0, 1)  # pyright: ignore[reportCallIssue]  (its stub knows the other constructor only)
+    # torch's stub knows the other constructor only.
+    return dist.ProcessGroup(0, 1)  # pyright: ignore[reportCallIssue]
 
 
 def groups_of_one() -> ProcessGroups:
     """Return the groups of a single process without a world: each of them is one `group_of_one`."""
     group = group_of_one()
-    return ProcessGroups(ParallelLayout(1), 0, **dict.fromkeys(_NAMES[:-2], group))  # pyright: ignore - no layout
+    by_name: Any = dict.fromkeys(_NAMES[:-2], group)  # all but the replicate groups
+    return ProcessGroups(ParallelLayout(1), 0, **by_name)
 
 
 def local_device() -> torch.device:

@@ -16,19 +16,12 @@ from labkit.grid import Grid
 from labkit.partition import check_divides, multiples_near
 from labkit.sizes import check_size, divisors, either, ranks_text
 
-AXES = (
-    "tp",
-    "cp",
-    "dp",
-    "pp",
-)  # of the dense grid, in Megatron-LM's default order, the fastest first
+# The axes of the dense grid in Megatron-LM's default order, the fastest first
+AXES = ("tp", "cp", "dp", "pp")
 OPTIONAL = {"cp"}  # may be left out of an order, and is not shown, while its size is 1
 EXPERT_AXES = ("expert_tp", "ep", "expert_dp")  # of the expert grid, which also has pp
-AS_DENSE = {
-    "expert_tp": ("tp",),
-    "ep": (),
-    "expert_dp": ("dp", "cp"),
-}  # the dense axes they equal by default
+# The dense axes that each of them equals by default
+AS_DENSE = {"expert_tp": ("tp",), "ep": (), "expert_dp": ("dp", "cp")}
 
 
 class Coords(NamedTuple):
@@ -187,6 +180,18 @@ class ParallelLayout:
         >>> ParallelLayout(8, ep_size=2).shard_groups(4, experts=True)
         ([[0, 2], [4, 6], [1, 3], [5, 7]], [[0, 4], [2, 6], [1, 5], [3, 7]])
         """
+        self._check_shard_size(shard_size)
+        groups = self.groups("expert_dp") if experts else self.groups("dp", "cp")
+        num_copies = self.dp_size * self.cp_size // shard_size
+        members = len(groups[0]) // num_copies  # of a shard group
+        shard = []
+        replicate = []
+        for group in groups:
+            shard += [group[start : start + members] for start in range(0, len(group), members)]
+            replicate += [group[start::members] for start in range(members)]
+        return shard, replicate
+
+    def _check_shard_size(self, shard_size: int) -> None:
         num_replicas = self.dp_size * self.cp_size
         sizes = {"expert_tp": self.expert_tp_size, "ep": self.ep_size}
         expert_size = math.prod(sizes.values())
@@ -198,15 +203,6 @@ class ParallelLayout:
         if shard_size not in fits:
             fault = _misfit(sizes, "a copy's tp_size*shard_size", self.tp_size * shard_size)
             raise ValueError(f"{fault}, or shard_size {either(fits)}")
-        groups = self.groups("expert_dp") if experts else self.groups("dp", "cp")
-        num_copies = num_replicas // shard_size
-        members = len(groups[0]) // num_copies  # of a shard group
-        shard = []
-        replicate = []
-        for group in groups:
-            shard += [group[start : start + members] for start in range(0, len(group), members)]
-            replicate += [group[start::members] for start in range(members)]
-        return shard, replicate
 
     def __str__(self) -> str:
         """Return a table: one row per pipeline stage, one column per dp (and cp) rank, a tp group
@@ -218,27 +214,22 @@ class ParallelLayout:
         rows = [" " * head, *(f"pp {pp}".ljust(head) for pp in range(stages))]
         shown = 0
         for dp, cp in itertools.product(range(self.dp_size), range(self.cp_size)):
-            groups = [
-                self.group_of(self.rank_at(dp=dp, cp=cp, pp=pp), "tp") for pp in range(stages)
-            ]
-            title = f"dp {dp} cp {cp}" if "cp" in sizes else f"dp {dp}"
-            column = [title, *map(_cell, groups)]
+            column = [f"dp {dp} cp {cp}" if "cp" in sizes else f"dp {dp}"]
+            for pp in range(stages):
+                column.append(_cell(self.group_of(self.rank_at(dp=dp, cp=cp, pp=pp), "tp")))
             width = max(map(len, column))
             if shown and len(rows[0]) + 3 + width > 120:
                 break
             rows = [f"{row} | {cell.ljust(width)}" for row, cell in zip(rows, column)]
             shown += 1
-        factors = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
+        factors = _product_text(sizes)
         if self.expert is not self.dense:
-            factors += " = " + " x ".join(
-                f"{axis} {size}" for axis, size in self.expert.sizes.items()
-            )
+            factors += f" = {_product_text(self.expert.sizes)}"
         lines = [f"{self.world_size} ranks = {factors}, fastest axis first", *map(str.rstrip, rows)]
         replicas = self.dp_size * self.cp_size
         if shown < replicas or stages < self.pp_size:
-            lines.append(
-                f"(only {stages} of {self.pp_size} stages, {shown} of {replicas} replicas shown)"
-            )
+            stages_text = f"{stages} of {self.pp_size} stages"
+            lines.append(f"(only {stages_text}, {shown} of {replicas} replicas shown)")
         return "\n".join(lines)
 
     def _grid_of(self, axes: tuple[str, ...]) -> tuple[Grid, list[str]]:
@@ -249,7 +240,10 @@ class ParallelLayout:
             return self.dense, list(axes)
         if self.expert is not self.dense:
             return self.expert, list(axes)
-        return self.dense, [name for axis in axes for name in AS_DENSE.get(axis, (axis,))]
+        names = []
+        for axis in axes:
+            names += AS_DENSE.get(axis, (axis,))
+        return self.dense, names
 
     def _check_order(self) -> None:
         named = self.order.split("-") if isinstance(self.order, str) else []
@@ -269,20 +263,21 @@ class ParallelLayout:
         dense = self.dense.group_of(0, "pp")
         expert = self.expert.group_of(0, "pp")
         if dense != expert:  # the other pipelines have the same strides
-            fault = (
-                f"order={self.order!r} makes pipelines such as {ranks_text(dense)} in "
-                "the dense grid, but "
-            )
-            raise ValueError(
-                f"{fault}{ranks_text(expert)} in the expert grid: name pp last, as in 'tp-cp-dp-pp'"
-            )
+            fault = f"order={self.order!r} makes pipelines such as {ranks_text(dense)} in the dense"
+            fault += f" grid, but {ranks_text(expert)} in the expert grid"
+            raise ValueError(f"{fault}: name pp last, as in 'tp-cp-dp-pp'")
 
 
 def _shown_axes(sizes: dict[str, int]) -> dict[str, int]:
     return {axis: size for axis, size in sizes.items() if size > 1 or axis not in OPTIONAL}
 
 
-def _misfit(sizes: dict[str, int], whole: str, ranks: int) -> str:
+def _product_text(sizes: dict[str, int]) -> str:
+    return " x ".join(f"{axis} {size}" for axis, size in sizes.items())
+
+
+def _misfit(sizes: dict[str, int], name: str, ranks: int) -> str:
+    """Word that the product of the sizes does not divide a number of ranks, and what would fit."""
     sizes = _shown_axes(sizes)
     product = math.prod(sizes.values())
     ways = []
@@ -293,7 +288,7 @@ def _misfit(sizes: dict[str, int], whole: str, ranks: int) -> str:
     if not ways:  # no single size can be blamed: say what their product may be
         ways.append(f"sizes whose product is {either(divisors(ranks))}")
     named = " * ".join(f"{axis}_size={size}" for axis, size in sizes.items())
-    return f"{named} = {product} does not divide {whole}={ranks}: use " + ", or ".join(ways)
+    return f"{named} = {product} does not divide {name}={ranks}: use " + ", or ".join(ways)
 
 
 def _cell(ranks: list[int]) -> str:

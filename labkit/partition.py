@@ -64,8 +64,8 @@ def split_layers(
     """
     num_layers = check_size("num_layers", num_layers)
     num_stages = check_size("num_stages", num_stages)
-    ends = {"first_stage_layers": first_stage_layers, "last_stage_layers": last_stage_layers}
-    ends = {name: check_size(name, size) for name, size in ends.items() if size is not None}
+    given = {"first_stage_layers": first_stage_layers, "last_stage_layers": last_stage_layers}
+    ends = {name: check_size(name, size) for name, size in given.items() if size is not None}
     extra_layers = {
         "account_for_embedding_in_pipeline_split": account_for_embedding_in_pipeline_split,
         "account_for_loss_in_pipeline_split": account_for_loss_in_pipeline_split,
@@ -81,10 +81,8 @@ def split_layers(
             f"stage_layers={stage_layers!r} must be a list: give one number for each stage"
         )
     if len(sizes) != num_stages or sum(sizes) != num_layers or min(sizes) < 1:
-        rule = (
-            f"num_stages={num_stages} must have 1 layer or more each, and "
-            f"num_layers={num_layers} together"
-        )
+        rule = f"num_stages={num_stages} must have 1 layer or more each"
+        rule += f", and num_layers={num_layers} together"
         fault = f"{said} gives stages of {sizes} layers, but {rule}"
         raise ValueError(f"{fault}: change the numbers, or use fewer stages")
     return tuple(sizes)
@@ -165,14 +163,11 @@ def check_sequence_cut(seq_length: int, cp_size: int, zigzag: bool, tp_size: int
     if not zigzag or cp_size == 1:  # consecutive tokens, or one rank with all of them
         check_divides(cp_size, "seq_length", seq_length, parts_name="cp_size")
     elif seq_length % chunks:
-        cut = (
-            f"zigzag chunks: 2 * cp_size={cp_size} = {chunks} does not divide "
-            f"seq_length={seq_length}"
-        )
         fits = either(multiples_near(seq_length, chunks))
         if seq_length % cp_size == 0:
             fits += ", or zigzag=False"
-        raise ValueError(f"{cut}: use seq_length {fits}")
+        fault = f"2 * cp_size={cp_size} = {chunks} does not divide seq_length={seq_length}"
+        raise ValueError(f"zigzag chunks: {fault}: use seq_length {fits}")
     part = "seq_length" if cp_size == 1 else "seq_length / cp_size"
     check_divides(tp_size, part, seq_length // cp_size)
 

@@ -23,7 +23,7 @@ class Shard:
     """
 
     dim: int
-    whole_size: int  # without padding
+    unsharded_size: int  # without padding
     group: dist.ProcessGroup
     stride: int = 1
 
@@ -34,9 +34,8 @@ class FlatShard:
 
     shape: torch.Size  # before it was flattened
     start: int  # the flat index of this rank's first number
-    replicas: tuple[
-        dist.ProcessGroup, ...
-    ] = ()  # groups whose ranks have the same numbers: with hybrid sharding
+    # With hybrid sharding, the groups whose ranks have the same numbers
+    replicas: tuple[dist.ProcessGroup, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,13 +46,11 @@ class Placement:
     """
 
     shards: tuple[Shard, ...] = ()  # the dims that are divided
-    copy_groups: tuple[
-        dist.ProcessGroup, ...
-    ] = ()  # groups with the same shard on every rank, not counting replicas
+    # Groups with the same shard on every rank, not counting replicas
+    copy_groups: tuple[dist.ProcessGroup, ...] = ()
     is_tied_copy: bool = False  # norms and checkpoints skip it: another stage has the original
-    replica_group: dist.ProcessGroup | None = (
-        None  # over which gradients are averaged; None: the wrapper's
-    )
+    # Over which gradients are averaged; None: the wrapper's
+    replica_group: dist.ProcessGroup | None = None
     grad_divisor: int | None = None  # of the replicas' sum; None: the number of replicas
     defer_grad_reduce: bool = False  # the gradient stays partial over tp until the step's end
     flat: FlatShard | None = None
@@ -76,9 +73,9 @@ def shape_before_flat(parameter: torch.Tensor) -> torch.Size:
     return parameter.shape if flat is None else flat.shape
 
 
-def whole_size(parameter: torch.Tensor) -> list[int]:
+def unsharded_size(parameter: torch.Tensor) -> list[int]:
     """Return the size of the whole tensor that a parameter is a shard of, without padding."""
-    sizes = {shard.dim: shard.whole_size for shard in placement_of(parameter).shards}
+    sizes = {shard.dim: shard.unsharded_size for shard in placement_of(parameter).shards}
     return [sizes.get(dim, size) for dim, size in enumerate(shape_before_flat(parameter))]
 
 
@@ -92,14 +89,15 @@ def copy_groups_of(parameter: torch.Tensor, groups: ProcessGroups) -> list[dist.
     parameter.
     """
     placement = placement_of(parameter)
-    whole = (placement.replica_group or groups.dp_cp,)
-    return [*placement.copy_groups, *(placement.flat.replicas if placement.flat else whole)]
+    if placement.flat:
+        return [*placement.copy_groups, *placement.flat.replicas]
+    return [*placement.copy_groups, placement.replica_group or groups.dp_cp]
 
 
 class PlacedModule(nn.Module):
     """A module that keeps the placements of its own parameters, by name."""
 
-    def place(self, **placements: Placement) -> None:
+    def set_placements(self, **placements: Placement) -> None:
         """Record placements by parameter name."""
         if not isinstance(self._parameters, _Parameters):
             vars(self)["_parameters"] = _Parameters(type(self).__name__, self._parameters)
@@ -110,10 +108,8 @@ class PlacedModule(nn.Module):
 
     def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)
-        for (
-            name,
-            parameter,
-        ) in self._parameters.items():  # torch may have replaced them, or swapped their attributes
+        # torch may have replaced parameters, or swapped their attributes.
+        for name, parameter in self._parameters.items():
             self._parameters[name] = parameter
         return self
 
@@ -127,19 +123,14 @@ class _Parameters(dict[str, Any]):
         self.placements: dict[str, Placement] = {}
 
     def __setitem__(self, name: str, parameter) -> None:
-        if (
-            name in self.placements
-            and parameter is not None
-            and not hasattr(parameter, "placement")
-        ):
-            set_placement(parameter, self.placements[name])
+        placement = self.placements.get(name)
+        if placement and parameter is not None and not hasattr(parameter, "placement"):
+            set_placement(parameter, placement)
         super().__setitem__(name, parameter)
 
     def __delitem__(self, name: str) -> None:
         if name in self.placements:
-            gone = (
-                f"{self.owner} no longer has its parameter {name!r}, whose placement is "
-                "recorded by this name"
-            )
-            raise ValueError(f"{gone}: do not use weight_norm or another parametrization on it")
+            fault = f"{self.owner} no longer has its parameter {name!r}, whose placement is"
+            way_out = "do not use weight_norm or another parametrization on it"
+            raise ValueError(f"{fault} recorded by this name: {way_out}")
         super().__delitem__(name)

@@ -33,12 +33,10 @@ class GPT:
     hidden_size: int
     seq_length: int
     vocab_size: int
-    num_attention_heads: int | None = (
-        None  # without query groups, the number of parameters does not depend on it
-    )
-    num_query_groups: int | None = (
-        None  # heads of keys and values, each for some heads of queries; all of them if None
-    )
+    # Without query groups, the number of parameters does not depend on it
+    num_attention_heads: int | None = None
+    # Heads of keys and values, each for some heads of queries; all of them if None
+    num_query_groups: int | None = None
     ffn_hidden_size: int | None = None  # width of the MLPs; 4 h if None
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     mlp: Literal["gelu", "gelu_tanh", "swiglu"] = "gelu"
@@ -47,9 +45,8 @@ class GPT:
     tied: bool = True  # the output layer's weight is the embedding's
     norm_eps: float = 1e-5  # added to the mean square before its root
     rotary_base: float = 10_000.0  # of the angles of rotary positions; 500,000 in Llama 3
-    num_experts: int | None = (
-        None  # per layer with experts, which has them in place of an MLP; none if None
-    )
+    # Per layer with experts, which has them in place of an MLP; none if None
+    num_experts: int | None = None
     # How many experts process a token; if more than one, their probabilities are made to add up to
     # 1
     top_k: int = 2
@@ -70,21 +67,17 @@ class GPT:
             elif kind is float and not (isinstance(value, Real) and 0 < float(value) < math.inf):
                 raise ValueError(f"{name}={value!r} must be a number above 0")
             elif known and int not in known and value not in known:
-                raise ValueError(
-                    f"{name}={value!r} is unknown: use {' or '.join(map(repr, known))}"
-                )
+                choices = " or ".join(map(repr, known))
+                raise ValueError(f"{name}={value!r} is unknown: use {choices}")
         heads = self.num_attention_heads
         groups = self.num_query_groups
         if heads is not None:
             check_divides(heads, "hidden_size", self.hidden_size, parts_name="num_attention_heads")
-            if self.positions == "rope" and self.hidden_size // heads % 2:
-                fault = (
-                    "positions='rope' turns pairs of numbers, but a head has "
-                    f"{self.hidden_size // heads}"
-                )
-                raise ValueError(
-                    f"{fault}: use a num_attention_heads that leaves an even head size"
-                )
+            head_size = self.hidden_size // heads
+            if self.positions == "rope" and head_size % 2:
+                fault = f"positions='rope' turns pairs of numbers, but a head has {head_size}"
+                way_out = "use a num_attention_heads that leaves an even head size"
+                raise ValueError(f"{fault}: {way_out}")
             if groups is not None:
                 check_divides(groups, "num_attention_heads", heads, parts_name="num_query_groups")
         elif groups is not None:

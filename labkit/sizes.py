@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from numbers import Real
 
-MAX_SIZE = (
-    10**12
-)  # no layer, batch or cluster is larger; to find the divisors of such a number would take too long
+# No layer, batch or cluster is larger, and the divisors of a larger number would take too long.
+MAX_SIZE = 10**12
 
 
 def whole_number(value) -> int | None:
@@ -60,7 +59,8 @@ def does_not_divide(name: str, size: int, **factors: int) -> str:
     'pp_size=3 * num_chunks=4 = 12 does not divide num_layers=6'
     """
     product = " * ".join(f"{factor}={value}" for factor, value in factors.items())
-    product += f" = {math.prod(factors.values())}" if len(factors) > 1 else ""
+    if len(factors) > 1:
+        product += f" = {math.prod(factors.values())}"
     return f"{product} does not divide {name}={size}"
 
 

@@ -10,7 +10,7 @@ import torch
 from labkit.data_parallel.replicas import grad_dtype_of
 from labkit.groups import ProcessGroups
 from labkit.partition import chunks_of_rank
-from labkit.placement import Shard, copy_groups_of, placement_of, shape_before_flat, whole_size
+from labkit.placement import Shard, copy_groups_of, placement_of, shape_before_flat, unsharded_size
 from labkit.shape import GPT
 from torch import nn
 from torch.distributed.checkpoint.metadata import (
@@ -106,7 +106,7 @@ def tensors_of(state: State, to_save: bool = False) -> Iterator[tuple[str, torch
             if tensor.shape != parameter.shape:  # a count of steps, say
                 yield key, tensor
             elif slices := dict(slices_of(tensor, parameter)):
-                yield key, SlicedTensor(whole_size(parameter), slices)
+                yield key, SlicedTensor(unsharded_size(parameter), slices)
 
 
 def is_my_turn(number: int, parameter: nn.Parameter, groups: ProcessGroups) -> bool:
@@ -181,7 +181,7 @@ def _runs(start: int, length: int, size: int, shard: Shard | None) -> Iterator[t
     for chunk in chunks_of_rank(size * tp_size, tp_size, shard.group.rank(), shard.stride):
         begin, end = (
             max(start, first),
-            min(start + length, first + min(len(chunk), shard.whole_size - chunk.start)),
+            min(start + length, first + min(len(chunk), shard.unsharded_size - chunk.start)),
         )
         if begin < end:
             yield chunk.start + begin - first, slice(begin - start, end - start)

@@ -133,7 +133,7 @@ class ParallelGPT(PlacedModule):
         if self.is_first or (self.is_last and shape.tied and not self._first):
             self.embedding = vocab_parallel(init_method=normal("embedding", seed))
             if not self.is_first:
-                self.embedding.place(
+                self.embedding.set_placements(
                     weight=replace(placement_of(self.embedding.weight), is_tied_copy=True)
                 )
         if self.is_first:
@@ -141,7 +141,7 @@ class ParallelGPT(PlacedModule):
                 self.positions = nn.Parameter(
                     torch.empty(shape.seq_length, shape.hidden_size, **factory)
                 )
-                self.place(positions=Placement(copy_groups=(group,)))
+                self.set_placements(positions=Placement(copy_groups=(group,)))
                 self.reset_parameters()
             self.dropout = _dropout(dropout, group, sequence_parallel)
         cp_attention = partial(

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from course.exercises.found_by import QUANTITIES, FlawedLayer, ShardedLinear
-from labkit.tensor_parallel.operators import all_gather, all_reduce, own_slice
+from labkit.tensor_parallel.operators import all_gather, all_reduce, local_slice
 
 __all__ = ["QUANTITIES", "case_a", "case_b", "case_c", "case_d", "case_e", "case_f"]
 
@@ -28,7 +28,7 @@ def column_forward(x, weight, bias, group):
 
 
 def row_forward(x, weight, bias, group):
-    y = own_slice(x, group, dim=-1) @ weight.T
+    y = local_slice(x, group, dim=-1) @ weight.T
     return all_reduce(y, group) + bias
 
 
@@ -142,7 +142,7 @@ case_e = FlawedLayer(
 
 
 def forward_f(x, weight, bias, group):
-    y = own_slice(x, group, dim=-1) @ weight.T + bias
+    y = local_slice(x, group, dim=-1) @ weight.T + bias
     return all_reduce(y, group)
 
 

@@ -17,7 +17,7 @@ from course.exercises.calling import answer_to, quietly
 from course.exercises.values import plain, same
 from course.nccl_rules import ALL_OF_GROUP, FROM_ANY, Mismatch, NCCLRules, Under
 from labkit.launch import Deadlock, RankFailed, launch
-from labkit.launch.frames import Frame, describe, own_frames, stack_of
+from labkit.launch.frames import Frame, describe, stack_of, user_frames
 
 ONE_QUEUE = (
     "NCCL has one queue for each pair of ranks, for both directions, if messages are not batched. A send ends only "
@@ -93,7 +93,7 @@ def _first_wait(report: str) -> str:
 
 
 def _line_of(frames: Sequence[Frame]) -> str:
-    learners, _ = own_frames(frames)
+    learners, _ = user_frames(frames)
     return f": at {describe(learners[-1])}" if learners else ""
 
 

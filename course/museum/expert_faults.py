@@ -44,7 +44,9 @@ def experts_tagged_as_dense():
     def init(self, sizes, groups, *args, **factory):
         right(self, sizes, groups, *args, **factory)
         if groups.ep.size() == 1:  # "no expert parallelism, so these are parameters like any other"
-            self.place(up=Placement(placement_of(self.up).shards), down=Placement(placement_of(self.down).shards))
+            self.set_placements(
+                up=Placement(placement_of(self.up).shards), down=Placement(placement_of(self.down).shards)
+            )
 
     Experts.__init__ = init
 

@@ -45,7 +45,7 @@ class Dense(PlacedModule):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(HIDDEN, HIDDEN, dtype=torch.float64))
         normal("dense", 0, 0.5)(self.weight.data)
-        self.place(weight=Placement(copy_groups=(groups.tp,)))
+        self.set_placements(weight=Placement(copy_groups=(groups.tp,)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + F.linear(x, self.weight)

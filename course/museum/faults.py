@@ -48,14 +48,14 @@ def missing_backward_all_reduce():
 
 
 def shards_with_one_seed():
-    def own_shard(master, group, dim, stride=1):
+    def local_shard(master, group, dim, stride=1):
         chunks = master.chunk(group.size() * stride, dim)
         return torch.cat(chunks[:: group.size()], dim)  # as if each rank had drawn its shard from the same seed
 
     right = linear.ParallelLinear.reset_parameters
 
     def reset_parameters(self):
-        with patch.object(shards, "own_shard", own_shard):
+        with patch.object(shards, "local_shard", local_shard):
             right(self)
 
     linear.ParallelLinear.reset_parameters = reset_parameters
@@ -125,7 +125,7 @@ def copies_counted_twice_in_the_norm():
 
 
 def same_mask_on_every_shard():
-    blocks.own_random_stream = dropout.own_random_stream = lambda group, device: nullcontext()
+    blocks.local_random_stream = dropout.local_random_stream = lambda group, device: nullcontext()
 
 
 def same_mask_on_every_replica():

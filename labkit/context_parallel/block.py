@@ -51,9 +51,10 @@ def _plain(q, k, v, causal):
 def _plain_backward(grad, q, k, v, out, lse, causal):
     q, k, v, grad, out, lse = _by_kv_head(q, k, v, grad, out, lse)
     probabilities = (_scores(q, k, causal) - lse).exp()
-    dscores = (
-        probabilities * (grad @ v.mT - (grad * out).sum(-1, keepdim=True)) / math.sqrt(q.size(-1))
-    )
+    dprobabilities = grad @ v.mT
+    # The softmax's backward: D = rowsum(dO * O), and dS = P * (dP - D)
+    row_sums = (grad * out).sum(-1, keepdim=True)
+    dscores = probabilities * (dprobabilities - row_sums) / math.sqrt(q.size(-1))
     dq = dscores @ k
     dk = (dscores.mT @ q).sum(2)  # over the heads that share a kv head
     dv = (probabilities.mT @ grad).sum(2)

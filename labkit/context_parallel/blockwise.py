@@ -30,9 +30,9 @@ class OnlineSoftmax:
         block_out, block_lse = attend(q[..., part.queries, :], k, v, part.causal)
         out = self.out[..., part.queries, :]
         lse = self.lse[..., part.queries, :]
-        out.lerp_(
-            block_out, torch.sigmoid(block_lse - lse)
-        )  # sigmoid: the block's share of the weight
+        # The block's share of the weight: exp(block_lse) / (exp(block_lse) + exp(lse))
+        share = torch.sigmoid(block_lse - lse)
+        out.lerp_(block_out, share)
         lse.copy_(torch.logaddexp(lse, block_lse))
 
 
@@ -51,7 +51,8 @@ def blockwise_attention(
     """
     refuse_autocast("attention over a context-parallel group", q.device)
     check_fit(q, k, v, group.size(), zigzag)
-    return _Blockwise.apply(q, k, v, group, causal, zigzag, kv_of_ranks, kv_gradients)  # pyright: ignore[reportReturnType]
+    out: Any = _Blockwise.apply(q, k, v, group, causal, zigzag, kv_of_ranks, kv_gradients)
+    return out
 
 
 class _Blockwise(torch.autograd.Function):
@@ -61,8 +62,8 @@ class _Blockwise(torch.autograd.Function):
         ctx.mask = q.size(-2), causal, zigzag
         ctx.kv_gradients = kv_gradients
         softmax = OnlineSoftmax(q)
-        own_kv = torch.stack([k, v]).contiguous()  # stack may return a transposed layout
-        for source, kv in kv_of_ranks(own_kv, group):
+        local_kv = torch.stack([k, v]).contiguous()  # stack may return a transposed layout
+        for source, kv in kv_of_ranks(local_kv, group):
             if part := part_with_work(group.rank(), source, *ctx.mask):
                 softmax.add(q, kv, part)
         out = softmax.out.to(q.dtype)
@@ -106,7 +107,8 @@ def all_gather_attention(
     `ring_attention`.
 
     Each rank gathers the keys and values of the whole sequence, which are small with few kv heads.
-    Backward gathers them again, and reduce-scatters their gradients in float32 or better.
+    Backward gathers them again, and reduce-scatters their gradients in float32 or better. Each of
+    these three collectives sends (c - 1)/c of 2 b h_kv s d numbers; queries and outputs stay.
     Source: arXiv 2407.21783 (Llama 3), section 3.3.2.
     """
     return blockwise_attention(q, k, v, group, causal, zigzag, _gather, _reduce_scatter)
@@ -121,13 +123,14 @@ def _gather(kv: torch.Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int, t
 
 
 def _reduce_scatter(
-    own_kv: torch.Tensor, group: dist.ProcessGroup, add_block: Callable
+    local_kv: torch.Tensor, group: dist.ProcessGroup, add_block: Callable
 ) -> torch.Tensor:
-    dkv = torch.zeros(group.size(), *own_kv.shape, dtype=sum_dtype(own_kv), device=own_kv.device)
-    for source, kv in _gather(own_kv, group):
+    sizes = (group.size(), *local_kv.shape)
+    dkv = torch.zeros(sizes, dtype=sum_dtype(local_kv), device=local_kv.device)
+    for source, kv in _gather(local_kv, group):
         add_block(source, kv, dkv[source])
     if group.size() == 1:
         return dkv[0]
-    own = torch.empty_like(dkv[0])
-    reduce_scatter_single(own, dkv.flatten(0, 1), group=group)
-    return own
+    local_dkv = torch.empty_like(dkv[0])
+    reduce_scatter_single(local_dkv, dkv.flatten(0, 1), group=group)
+    return local_dkv

@@ -71,19 +71,13 @@ def check_fit(
     """
     expected = (q.size(0), k.size(1), *q.shape[2:]) if q.dim() == k.dim() == 4 else None
     if tuple(k.shape) != expected or k.shape != v.shape:
-        rule = (
-            "use q [batch, heads, seq/c, head_size], and k and v like it with as many "
-            "heads or fewer"
-        )
-        raise ValueError(
-            f"q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)} do not fit "
-            f"together: {rule}"
-        )
+        fault = f"q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)} do not fit together"
+        way_out = "use q [batch, heads, seq/c, head_size], and k and v like it with as many heads"
+        raise ValueError(f"{fault}: {way_out} or fewer")
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(
             f"q is {q.dtype}, k {k.dtype} and v {v.dtype}: use one dtype for all three"
         )
-    check_divides(
-        check_size("num_kv_heads", k.size(1)), "num_heads", q.size(1), parts_name="num_kv_heads"
-    )
+    num_kv_heads = check_size("num_kv_heads", k.size(1))
+    check_divides(num_kv_heads, "num_heads", q.size(1), parts_name="num_kv_heads")
     check_sequence_cut(cp_size * q.size(2), cp_size, zigzag)

@@ -53,29 +53,29 @@ def _rotate_kv(kv: torch.Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int
     recv_buffer = torch.empty_like(kv)
     for step in range(group.size()):
         is_last = step == group.size() - 1
-        work = [] if is_last else _send_recv(kv, recv_buffer, group)
+        works = [] if is_last else _send_recv(kv, recv_buffer, group)
         yield (group.rank() - step) % group.size(), kv
-        _wait(work)
+        _wait(works)
         kv, recv_buffer = recv_buffer, kv
 
 
 def _rotate_kv_and_gradients(
-    own_kv: torch.Tensor, group: dist.ProcessGroup, add_block: Callable
+    local_kv: torch.Tensor, group: dist.ProcessGroup, add_block: Callable
 ) -> torch.Tensor:
     """Send keys and values around, followed by their gradients; return the gradient of this rank's
-    own.
+    keys and values.
     """
-    dkv = torch.zeros_like(own_kv, dtype=sum_dtype(own_kv))
+    dkv = torch.zeros_like(local_kv, dtype=sum_dtype(local_kv))
     recv_buffer = torch.zeros_like(dkv)
-    work = []
-    for source, kv in _rotate_kv(own_kv, group):
+    works = []
+    for source, kv in _rotate_kv(local_kv, group):
         block_dkv = torch.zeros_like(dkv)
         add_block(source, kv, block_dkv)
-        _wait(work)  # the sum from earlier ranks, received while the block was computed
+        _wait(works)  # the sum from earlier ranks, received while the block was computed
         dkv, recv_buffer = recv_buffer, dkv
         dkv += block_dkv
-        work = _send_recv(dkv, recv_buffer, group)
-    _wait(work)  # this rank's own gradient is back
+        works = _send_recv(dkv, recv_buffer, group)
+    _wait(works)  # the gradient of this rank's keys and values is back
     return recv_buffer
 
 
@@ -97,6 +97,6 @@ def _send_recv(
     return dist.batch_isend_irecv([send, recv])
 
 
-def _wait(work: list[dist.Work]) -> None:
-    for each in work:
-        each.wait()
+def _wait(works: list[dist.Work]) -> None:
+    for work in works:
+        work.wait()

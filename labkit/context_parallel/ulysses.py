@@ -43,16 +43,15 @@ def ulysses_attention(
     check_fit(q, k, v, c, zigzag)
     check_divides(c, "num_heads", q.size(HEADS_DIM), parts_name="cp_size")
     check_divides(c, "num_kv_heads", k.size(HEADS_DIM), parts_name="cp_size")
-    attend = partial(
-        F.scaled_dot_product_attention, is_causal=causal, enable_gqa=q.size(1) != k.size(1)
-    )
+    grouped = q.size(HEADS_DIM) != k.size(HEADS_DIM)
+    attend = partial(F.scaled_dot_product_attention, is_causal=causal, enable_gqa=grouped)
     q, k, v = (_exchange(x, group, HEADS_DIM, SEQUENCE_DIM) for x in (q, k, v))  # [b, h/c, s, d]
     if not zigzag or c == 1:
         out = attend(q, k, v)
     else:
-        order = torch.cat([positions(q.size(SEQUENCE_DIM), c, rank) for rank in range(c)]).to(
-            q.device
-        )
+        # The positions of the tokens as the ranks sent them: put them in order, and back.
+        seq_length = q.size(SEQUENCE_DIM)
+        order = torch.cat([positions(seq_length, c, rank, device=q.device) for rank in range(c)])
         q, k, v = (x.index_select(SEQUENCE_DIM, order.argsort()) for x in (q, k, v))
         out = attend(q, k, v).index_select(SEQUENCE_DIM, order)
     return _exchange(out, group, SEQUENCE_DIM, HEADS_DIM)  # [b, h, s/c, d]
@@ -64,7 +63,6 @@ def _exchange(
     """Send each rank its chunk along ``split_dim``, and concatenate the chunks received along
     ``join_dim``.
     """
-    received = all_to_all(
-        torch.stack(x.chunk(group.size(), split_dim)), group
-    )  # [c, ...]: one chunk for each rank
+    chunks = torch.stack(x.chunk(group.size(), split_dim))  # [c, ...], one for each rank
+    received = all_to_all(chunks, group)
     return torch.cat(received.unbind(), join_dim)

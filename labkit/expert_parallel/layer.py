@@ -57,37 +57,35 @@ def dispatch(
     """
     layout = groups.layout
     members = layout.group_of(groups.rank, "expert_tp", "ep")
-    ranges = [
-        layout.experts_of(member, num_experts) for member in members
-    ]  # of each rank, its experts
+    experts_of_ranks = [layout.experts_of(member, num_experts) for member in members]
 
     # How many rows go to each expert, and how many come from each rank.
     choices = experts.flatten()  # [tokens * k], by slot
     counts = choices.new_zeros(num_experts + 1).scatter_add_(0, choices, torch.ones_like(choices))
     chosen = counts[:-1]  # without those that chose none
-    send_counts = torch.stack(
-        [chosen[r.start : r.stop] for r in ranges]
-    )  # [ranks, experts of a rank]
-    recv_counts = all_to_all(send_counts, groups.tp_ep)
-    numbers = torch.cat(
-        [chosen, recv_counts.sum(1)]
-    ).tolist()  # here the host waits for a GPU, once
+    send_counts = torch.stack([chosen[local.start : local.stop] for local in experts_of_ranks])
+    recv_counts = all_to_all(send_counts, groups.tp_ep)  # [ranks, experts of a rank]
+    # One copy for both, because here the host waits for a GPU.
+    numbers = torch.cat([chosen, recv_counts.sum(1)]).tolist()
+    slots_of_expert = numbers[:num_experts]
     recv_splits = numbers[num_experts:]
 
     # Sorted by expert, the slots for each rank lie side by side. Ranks of one expert_tp group get
     # the same ones.
     slots_by_expert = choices.argsort(stable=True)  # those that chose none come last
-    starts = [0, *accumulate(numbers[:num_experts])]  # of each expert's slots
-    slots_of_ranks = [slots_by_expert[starts[r.start] : starts[r.stop]] for r in ranges]
+    starts = [0, *accumulate(slots_of_expert)]
+    slots_of_ranks = []
+    for local in experts_of_ranks:
+        slots_of_ranks.append(slots_by_expert[starts[local.start] : starts[local.stop]])
     send_splits = [len(slots) for slots in slots_of_ranks]
     slots = torch.cat(slots_of_ranks)
     tokens = slots // max(1, experts.size(-1))
     rows = all_to_all(x[tokens], groups.tp_ep, send_splits, recv_splits)
 
     # They come sorted by rank, and there by expert: sort them by expert.
-    num_ranks, num_experts_here = recv_counts.shape
-    experts_here = torch.arange(num_experts_here, device=x.device).repeat(num_ranks)
-    expert_of_row = experts_here.repeat_interleave(recv_counts.flatten(), output_size=len(rows))
+    num_ranks, num_local = recv_counts.shape
+    local_experts = torch.arange(num_local, device=x.device).repeat(num_ranks)
+    expert_of_row = local_experts.repeat_interleave(recv_counts.flatten(), output_size=len(rows))
     by_expert = expert_of_row.argsort(stable=True)
     ends = recv_counts.sum(0).cumsum(0, dtype=torch.int32)
     return rows[by_expert], Exchange(slots, send_splits, recv_splits, by_expert, ends)
@@ -154,7 +152,7 @@ class Experts(PlacedModule):
             replicas = dict(replica_group=groups.expert_dp, grad_divisor=groups.dp_cp.size())
         up = Placement((of_experts, of_up), **replicas)
         down = Placement((of_experts, of_down), **replicas)
-        self.place(up=up, down=down)
+        self.set_placements(up=up, down=down)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -165,9 +163,8 @@ class Experts(PlacedModule):
     def forward(self, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         refuse_autocast("Experts", rows.device)
         hidden: Any = _GroupedLinear.apply(rows, self.up, ends)
-        output: Any = _GroupedLinear.apply(
-            activation(hidden, self.gated, self.approximate), self.down, ends
-        )
+        hidden = activation(hidden, self.gated, self.approximate)
+        output: Any = _GroupedLinear.apply(hidden, self.down, ends)
         return output
 
 
@@ -236,6 +233,18 @@ class MoELayer(nn.Module):
     """A mixture of experts in the place of an MLP: each token is computed by the ``top_k`` experts
     that it chooses.
 
+    Communication of a forward pass, on the ranks of a ``tp_ep`` group; rank i has T_i tokens:
+
+    - an all-to-all of how many rows each expert gets from whom: ``num_experts`` integers per
+      expert_tp rank.
+    - an all-to-all of the rows: T_i * k * expert_tp rows of ``hidden`` numbers, if none is dropped.
+    - an all-to-all of the experts' outputs, the same rows back.
+    - without ``sequence_parallel``, an all-reduce of the output over the tensor ranks.
+
+    Backward sends the gradients of the rows the same ways, in two all-to-alls, and all-reduces that
+    of x without ``sequence_parallel``. Gradients of experts are summed over expert_dp by the
+    data-parallel wrapper.
+
     ``forward(x)`` returns the output, like x, and the `Load`, whose losses are
     ``router.loss(load)``. x is replicated over the tensor ranks, [..., seq, hidden], or
     [..., seq/t, hidden] with ``sequence_parallel``. In both cases each of them routes its own
@@ -282,10 +291,8 @@ class MoELayer(nn.Module):
         )
         factor = 1.0 if capacity_factor is None else capacity_factor
         if not isinstance(factor, Real) or not 0 < float(factor) < math.inf:
-            raise ValueError(
-                f"capacity_factor={capacity_factor!r} must be a number above 0, or None to "
-                "drop no token"
-            )
+            rule = "must be a number above 0, or None to drop no token"
+            raise ValueError(f"capacity_factor={capacity_factor!r} {rule}")
         self.groups = groups
         self.num_experts = num_experts
         self.capacity_factor = capacity_factor
@@ -296,16 +303,16 @@ class MoELayer(nn.Module):
         init_methods = (init_method, output_layer_init_method)
         self.experts = Experts(sizes, groups, gated, approximate, init_methods, **factory)
         if check_size("num_shared_experts", num_shared_experts, least=0):
+            shared_width = num_shared_experts * ffn_hidden_size
             shared: Any = options | dict(
-                gated=gated, approximate=approximate, init_method=init_method, bias=False
-            )
-            shared |= dict(
+                gated=gated,
+                approximate=approximate,
+                bias=False,
                 sequence_parallel=sequence_parallel,
+                init_method=init_method,
                 output_layer_init_method=output_layer_init_method,
             )
-            self.shared = ParallelMLP(
-                hidden_size, num_shared_experts * ffn_hidden_size, groups.tp, **shared
-            )
+            self.shared = ParallelMLP(hidden_size, shared_width, groups.tp, **shared)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, Load]:
         refuse_autocast("MoELayer", x.device)
@@ -325,8 +332,10 @@ class MoELayer(nn.Module):
         seq_length = x.size(SEQUENCE_DIM)
         start = seq_length * tp.rank() // tp.size()
         end = seq_length * (tp.rank() + 1) // tp.size()
-        output, load = self._routed(copy_to_tp(x, tp)[..., start:end, :], seq_length)
-        return reduce_from_tp(F.pad(output, (0, 0, start, seq_length - end)), tp), load
+        x_slice = copy_to_tp(x, tp)[..., start:end, :]
+        output, load = self._routed(x_slice, seq_length)
+        padded = F.pad(output, (0, 0, start, seq_length - end))
+        return reduce_from_tp(padded, tp), load
 
     def _routed(self, x: torch.Tensor, seq_length: int) -> tuple[torch.Tensor, Load]:
         """Return what the experts make of this rank's own tokens."""
@@ -338,5 +347,6 @@ class MoELayer(nn.Module):
         experts = routing.experts.flatten(0, -2)  # [tokens, k]
         probs = routing.probs.flatten(0, -2)
         rows, exchange = dispatch(x.flatten(0, -2), experts, self.num_experts, self.groups)
-        output = combine(self.experts(rows, exchange.ends), exchange, probs, self.groups)
+        outputs = self.experts(rows, exchange.ends)
+        output = combine(outputs, exchange, probs, self.groups)
         return output.view(x.shape), load

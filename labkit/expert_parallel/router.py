@@ -71,9 +71,8 @@ class Load(NamedTuple):
     """What the losses need to know about this rank's tokens in one forward."""
 
     num_chosen: torch.Tensor  # [sequences, experts], how many tokens chose each
-    num_preferred: (
-        torch.Tensor
-    )  # the same by scores alone, without biases: what an auxiliary loss counts
+    # The same by scores alone, without biases, which is what an auxiliary loss counts
+    num_preferred: torch.Tensor
     score_sums: torch.Tensor  # [sequences, experts], sums over tokens
     z_sum: torch.Tensor  # the sum of logsumexp(logits)^2 over tokens
     seq_length: int  # how many tokens of a sequence the tensor ranks have together
@@ -119,7 +118,9 @@ class Router(PlacedModule):
         self.init_method = init_method
         self.reduces_in_backward = not defer_grad_reduce
         self.weight = nn.Parameter(torch.empty(num_experts, hidden_size, **factory))
-        self.place(weight=Placement(copy_groups=(groups.tp,), defer_grad_reduce=defer_grad_reduce))
+        self.set_placements(
+            weight=Placement(copy_groups=(groups.tp,), defer_grad_reduce=defer_grad_reduce)
+        )
         self.num_chosen: torch.Tensor | None = None  # no buffers: they differ from rank to rank
         self.num_preferred: torch.Tensor | None = None
         self.last_load: torch.Tensor | None = None
@@ -147,9 +148,8 @@ class Router(PlacedModule):
         if self.top_k > 1:  # of one expert all would be 1, without a gradient for the router
             probs = probs / (probs.sum(-1, keepdim=True) + 1e-20)  # sigmoids may all be zero
         if self.score_function == "sigmoid":
-            scores = scores / (
-                scores.sum(-1, keepdim=True) + 1e-20
-            )  # what the losses see adds up to 1
+            # The scores that the losses see add up to 1, as a softmax does.
+            scores = scores / (scores.sum(-1, keepdim=True) + 1e-20)
         num_chosen = num_preferred = _count(experts, self.num_experts)
         if self.balance.aux_loss_coefficient:
             num_preferred = _count(scores.topk(self.top_k, -1).indices, self.num_experts)
@@ -184,9 +184,8 @@ class Router(PlacedModule):
             chosen = _sum_over(num_preferred, groups.tp, groups.cp)
         chosen = chosen.to(load.score_sums.dtype)
         fractions = chosen / chosen.sum(-1, keepdim=True)  # f_i
-        aux_loss = (
-            self.num_experts * (fractions * load.score_sums).sum() / num_tokens
-        )  # E * sum of f_i P_i
+        # E * the sum of f_i P_i; P_i is score_sums / num_tokens
+        aux_loss = self.num_experts * (fractions * load.score_sums).sum() / num_tokens
         return loss + balance.aux_loss_coefficient * aux_loss
 
     def _apply(self, fn, recurse=True):
@@ -222,19 +221,16 @@ def end_step(model: nn.Module, groups: ProcessGroups) -> None:
 def drop_tokens(routing: Routing, num_experts: int, capacity: int) -> Routing:
     """Return a routing in which each expert keeps this rank's ``capacity`` most probable tokens."""
     experts = routing.experts.flatten()  # [tokens * k]
+    # Sort twice: by expert, and within an expert by probability, the first to be kept first.
     by_prob = routing.probs.flatten().argsort(descending=True, stable=True)
-    order = by_prob[
-        experts[by_prob].argsort(stable=True)
-    ]  # by expert, and there the first to be kept first
+    order = by_prob[experts[by_prob].argsort(stable=True)]
     chosen = experts.new_zeros(num_experts + 1).scatter_add_(0, experts, torch.ones_like(experts))
     starts = chosen.cumsum(0) - chosen  # of each expert's choices in this order
     position = torch.arange(len(experts), device=experts.device) - starts[experts[order]]
-    is_dropped = torch.empty_like(experts, dtype=torch.bool).index_copy_(
-        0, order, position >= capacity
-    )
-    return routing._replace(
-        experts=experts.masked_fill(is_dropped, num_experts).view_as(routing.experts)
-    )
+    is_dropped = torch.empty_like(experts, dtype=torch.bool)
+    is_dropped.index_copy_(0, order, position >= capacity)
+    kept = experts.masked_fill(is_dropped, num_experts)
+    return routing._replace(experts=kept.view_as(routing.experts))
 
 
 def attach_loss(x: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:

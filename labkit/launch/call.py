@@ -21,13 +21,12 @@ from labkit.launch.watchdog import Look, Watchdog
 _GATHER_SECONDS = 0.3  # after a first failure, for others
 _CAUSE_SECONDS = 0.9  # after that, while all failures so far are consequences
 _ANSWER_SECONDS = 1.0
-_IN_C_SECONDS = (
-    0.05  # of running: ten times as long as Python keeps the GIL from a thread that wants it
-)
-_WAYS_TO_STOP = {
-    "now": 0.4,
-    "freed": 2.0,
-}  # with seconds for each: Python can be stopped, C++ that waits only freed
+# A rank that has run for so long without an answer is in C code: ten times as long as Python keeps
+# the GIL from a thread that wants it.
+_IN_C_SECONDS = 0.05
+# The ways to stop ranks, with the seconds that each is given. Python can be stopped at once; C++
+# that waits can only be freed.
+_WAYS_TO_STOP = {"now": 0.4, "freed": 2.0}
 _RENEWAL_SECONDS = 20.0  # for new connections; four ranks need a tenth of a second
 
 
@@ -37,16 +36,17 @@ class Call:
     """
 
     def __init__(self, ranks: Ranks, output: Output, interrupt: DeferredInterrupt):
-        self.ranks, self.output, self.interrupt = ranks, output, interrupt
+        self.ranks = ranks
+        self.output = output
+        self.interrupt = interrupt
         self.watchdog = Watchdog(time.monotonic())
         self.results: dict[int, Payload] = {}
         self.failures: dict[int, Failure] = {}
         self.snapshots: dict[int, Snapshot] = {}  # answers since the latest look
         self.at_rest = False  # after a failure: can the ranks take the next call?
         self.renewed: dict[int, bool] = {}  # rank -> has it new connections?
-        self.asked: dict[
-            int, float
-        ] = {}  # who still owes an answer: for how long its main thread had run when asked
+        # The ranks that still owe an answer: for how long its main thread had run when asked
+        self.asked: dict[int, float] = {}
 
     def run(self, payload: Payload, keep: bool = True) -> list:
         """Return the results in rank order, or raise.
@@ -61,9 +61,8 @@ class Call:
             self.at_rest = keep and self._comes_to_rest()
             raise
         finally:
-            for kind, *fields in self.ranks.events(
-                0
-            ):  # what a rank prints has arrived before its result
+            # What a rank prints has arrived before its result
+            for kind, *fields in self.ranks.events(0):
                 if kind == "output":
                     self.output.feed(*fields)
             self.output.finish()
@@ -83,11 +82,8 @@ class Call:
             if self.failures:
                 self._raise_failure()
             if self.interrupt.requested:
-                raise stopped(
-                    report.places_report(
-                        "Stopped all ranks. They were:", self._with_stacks(self._ask(0.5))
-                    )
-                )
+                look = self._with_stacks(self._ask(0.5))
+                raise stopped(report.locations_report("Stopped all ranks. They were:", look))
             if self._unfinished() and self.watchdog.is_due(time.monotonic()):
                 self._look()
 
@@ -130,15 +126,17 @@ class Call:
 
         Those that have returned may still be sending.
         """
-        self.snapshots, everybody = {}, set(range(self.ranks.num_ranks))
-        for rank in (
-            everybody - self.ranks.exits.keys() - self.asked.keys()
-        ):  # asked again, it would block us
+        self.snapshots = {}
+        everybody = set(range(self.ranks.num_ranks))
+        # A rank that still owes an answer is not asked again: sending could block us.
+        for rank in everybody - self.ranks.exits.keys() - self.asked.keys():
             _, self.asked[rank] = main_thread(self.ranks.pids[rank])
             self.ranks.send(rank, "where")
-        self._pump_until(
-            lambda: everybody == self.snapshots.keys() | self.ranks.exits.keys(), seconds
-        )
+
+        def all_have_answered() -> bool:
+            return everybody == self.snapshots.keys() | self.ranks.exits.keys()
+
+        self._pump_until(all_have_answered, seconds)
         return Look(self.ranks.num_ranks, dict(self.snapshots), frozenset(self.results))
 
     def _with_stacks(self, look: Look) -> Look:
@@ -147,9 +145,8 @@ class Call:
         for rank in ranks:
             self.ranks.ask_for_stack(rank)  # not at every look: it cuts a sleep in C code short
         self._pump(0.1 if ranks else 0)
-        return replace(
-            look, stacks={rank: read_text(f"{self.ranks.directory}/stack{rank}") for rank in ranks}
-        )
+        stacks = {rank: read_text(f"{self.ranks.directory}/stack{rank}") for rank in ranks}
+        return replace(look, stacks=stacks)
 
     def _is_in_c(self, rank: int) -> bool:
         """Is a rank that does not answer in C code, and not in Python that lacks a core?
@@ -170,12 +167,12 @@ class Call:
                 raise report.Deadlock(report.deadlock_report(look))
             case "overdue":
                 overdue = self.watchdog.overdue(now)
-                raise report.RankFailed(
-                    report.overdue_report(overdue, self._with_stacks(look)), overdue[0][0]
-                )
+                first_rank, _ = overdue[0]
+                text = report.overdue_report(overdue, self._with_stacks(look))
+                raise report.RankFailed(text, first_rank)
             case "note":
                 why = f"No news for {now - self.watchdog.last_sign:.0f} s; nothing is wrong yet:"
-                self.output.note(report.places_report(why, self._with_stacks(look)))
+                self.output.note(report.locations_report(why, self._with_stacks(look)))
 
     def _comes_to_rest(self) -> bool:
         """Stop the ranks that still run, and connect them anew if need be.
@@ -190,18 +187,13 @@ class Call:
                 self._pump_until(lambda: not self._unfinished(), seconds)
         if self._unfinished() or self.ranks.exits:
             return False
-        look, lost_connections = (
-            self._ask(_ANSWER_SECONDS),
-            any(map(report.is_consequence, self.failures.values())),
-        )
+        look = self._ask(_ANSWER_SECONDS)
+        lost_connections = any(map(report.is_consequence, self.failures.values()))
         if look.is_at_rest() and not lost_connections and used != "freed":
             return True
-        if any(
-            thread.state != "locked"
-            for snapshot in look.snapshots.values()
-            for thread in snapshot.threads[1:]
-        ):
-            return False  # it may send at any moment
+        for snapshot in look.snapshots.values():
+            if any(thread.state != "locked" for thread in snapshot.threads[1:]):
+                return False  # the thread may send at any moment
         self.ranks.send(None, "renew")
         self._pump_until(lambda: len(self.renewed) == self.ranks.num_ranks, _RENEWAL_SECONDS)
         return list(self.renewed.values()) == [True] * self.ranks.num_ranks
@@ -210,16 +202,19 @@ class Call:
         """Report the first failure, after a moment for those of other ranks and, if they have it,
         for the cause.
         """
+
+        def has_a_cause() -> bool:
+            return not all(map(report.is_consequence, self.failures.values()))
+
         self._pump_until(lambda: not self._unfinished(), _GATHER_SECONDS)
-        failures, follows = self.failures.values(), report.is_consequence
-        self._pump_until(
-            lambda: not self._unfinished() or not all(map(follows, failures)), _CAUSE_SECONDS
-        )
-        first, text = report.failure_report(self.failures, self._with_stacks(self._ask(0.5)))
+        self._pump_until(lambda: not self._unfinished() or has_a_cause(), _CAUSE_SECONDS)
+        look = self._with_stacks(self._ask(0.5))
+        first, text = report.failure_report(self.failures, look)
         cause = None
         with contextlib.suppress(Exception):  # it died or waits, or its exception cannot be pickled
             cause = pickle.loads(self.failures[first].exception)
-        tracebacks = {
-            rank: failure.traceback for rank, failure in self.failures.items() if failure.kind
-        }
+        tracebacks = {}
+        for rank, failure in self.failures.items():
+            if failure.kind:  # and not the end of its process
+                tracebacks[rank] = failure.traceback
         raise report.RankFailed(text, first, cause, tracebacks)

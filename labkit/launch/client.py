@@ -21,9 +21,8 @@ from labkit.launch.linux import read_text
 from labkit.launch.output import say
 from labkit.launch.wire import Connection
 
-_lock = (
-    threading.RLock()
-)  # two threads may launch at once: a question and its answer belong together
+# Two threads may launch at once: a question and its answer belong together
+_lock = threading.RLock()
 _ranks_will_train = False
 _server: "ServerHandle | None" = None  # one per process: starting it costs the import of torch
 
@@ -39,7 +38,8 @@ def will_train() -> None:
 def stopped(text: str = "Stopped.") -> KeyboardInterrupt:
     """Return an interrupt of which IPython shows the text alone."""
     interrupt = KeyboardInterrupt(text)
-    interrupt._render_traceback_ = lambda: f"KeyboardInterrupt: {text}".splitlines()  # pyright: ignore
+    lines = f"KeyboardInterrupt: {text}".splitlines()
+    interrupt._render_traceback_ = lambda: lines  # pyright: ignore[reportAttributeAccessIssue]
     return interrupt
 
 
@@ -81,30 +81,22 @@ class ServerHandle:
         self._answers: list[tuple] = []
         _remove_stale_directories()
         self.directory = tempfile.mkdtemp(prefix="labkit-", dir=_tmpfs())
-        ours, theirs = socket.socketpair()
-        self.connection = Connection(ours)
-        with open(f"{self.directory}/starting.log", "w") as log, theirs:
-            fcntl.flock(
-                log, fcntl.LOCK_EX
-            )  # the server's stdout keeps it: a free lock marks a dead server
-            os.rename(
-                log.name, f"{self.directory}/server.log"
-            )  # so that nobody ever sees it free before
+        kernel_end, server_end = socket.socketpair()
+        self.connection = Connection(kernel_end)
+        with open(f"{self.directory}/starting.log", "w") as log, server_end:
+            # The server's stdout keeps the lock: one that is free marks a dead server. The file
+            # gets its name afterwards, so that nobody ever sees the lock free before.
+            fcntl.flock(log, fcntl.LOCK_EX)
+            os.rename(log.name, f"{self.directory}/server.log")
+            arguments = [str(server_end.fileno()), str(self.owner), self.directory]
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "labkit.launch.server",
-                    str(theirs.fileno()),
-                    str(self.owner),
-                    self.directory,
-                ],
+                [sys.executable, "-m", "labkit.launch.server", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd="/",
                 env=_server_environment(),
-                pass_fds=[theirs.fileno()],
+                pass_fds=[server_end.fileno()],
                 start_new_session=True,  # neither Ctrl-C nor the kernel's process group reach it
             )
         self.pid = self._process.pid
@@ -113,19 +105,17 @@ class ServerHandle:
 
     @property
     def usable(self) -> bool:
-        alive = (
-            self.connection.is_open and self.owner == os.getpid() and self._process.poll() is None
-        )
-        return alive and os.path.isdir(
-            self.directory
-        )  # some systems empty /dev/shm when a user logs out
+        if not self.connection.is_open or self.owner != os.getpid():
+            return False
+        is_running = self._process.poll() is None
+        # Some systems empty /dev/shm when a user logs out.
+        return is_running and os.path.isdir(self.directory)
 
     def fork(self, world_id: int, num_ranks: int, descriptors: list[int]) -> list[int]:
         """Fork ranks that own these descriptors, three per rank. Return their process ids."""
         with _lock:
-            modules = {
-                name for name in list(sys.modules) if name.startswith("labkit.")
-            }  # threads may import meanwhile
+            # A list first: threads may import meanwhile.
+            modules = {name for name in list(sys.modules) if name.startswith("labkit.")}
             self.connection.send(
                 "fork", world_id, num_ranks, _ranks_will_train, modules, descriptors=descriptors
             )
@@ -224,9 +214,10 @@ def _server_environment() -> dict[str, str]:
 
 def _tmpfs() -> str | None:
     """Return a folder in memory, where there is one, rather than on a disk or in a network home."""
-    places = ("/dev/shm", os.environ.get("XDG_RUNTIME_DIR"))
-    usable = (place for place in places if place and os.access(place, os.W_OK))
-    return next((place for place in usable if shutil.disk_usage(place).free > 1 << 20), None)
+    for folder in ("/dev/shm", os.environ.get("XDG_RUNTIME_DIR")):
+        if folder and os.access(folder, os.W_OK) and shutil.disk_usage(folder).free > 1 << 20:
+            return folder
+    return None
 
 
 def _remove_stale_directories() -> None:

@@ -28,10 +28,9 @@ def is_cell(filename: str) -> bool:
 
 def stack_of(frame: FrameType) -> tuple[Frame, ...]:
     """Return a frame and its callers, innermost last."""
-    stack = [
-        (each.f_code.co_filename, line or 0, each.f_code.co_name)
-        for each, line in traceback.walk_stack(frame)
-    ]
+    stack = []
+    for caller, line in traceback.walk_stack(frame):  # the frame itself first
+        stack.append((caller.f_code.co_filename, line or 0, caller.f_code.co_name))
     return tuple(stack[::-1][-60:])
 
 
@@ -42,39 +41,43 @@ def frames_of(faulthandler_text: str) -> list[Frame]:
     return [(file, int(line), function) for file, line, function in found[::-1]]
 
 
-def own_frames(frames: Iterable[Frame]) -> tuple[list[Frame], list[Frame]]:
+def user_frames(frames: Iterable[Frame]) -> tuple[list[Frame], list[Frame]]:
     """Return the frames of the learner's code, and those of the lab further in, without torch's and
     Python's.
     """
-    own = [frame for frame in frames if is_cell(frame[0]) or not _LIBRARY.search(frame[0])]
+    known = [frame for frame in frames if is_cell(frame[0]) or not _LIBRARY.search(frame[0])]
     lab = tuple(folder + os.sep for folder in lab_folders)
-    learners = [frame for frame in own if not frame[0].startswith(lab)]
-    return learners, own[len(own) - own[::-1].index(learners[-1]) :] if learners else own
+    learners = [frame for frame in known if not frame[0].startswith(lab)]
+    if not learners:
+        return [], known
+    num_further_in = known[::-1].index(learners[-1])
+    return learners, known[len(known) - num_further_in :]
 
 
-def place(frames: Iterable[Frame]) -> str:
+def location(frames: Iterable[Frame]) -> str:
     """Say the learner's innermost line and, if it called into the lab, the lab's innermost line."""
-    learners, labs = own_frames(frames)
-    places = [f"at {describe(frame)}" for frame in learners[-1:]]
-    places += [f"in {describe(frame, source=not learners)}" for frame in labs[-1:]]
-    return ", ".join(places) or "outside your code"
+    learners, labs = user_frames(frames)
+    lines = [f"at {describe(frame)}" for frame in learners[-1:]]
+    lines += [f"in {describe(frame, source=not learners)}" for frame in labs[-1:]]
+    return ", ".join(lines) or "outside your code"
 
 
 def describe(frame: Frame, source: bool = True) -> str:
     """Say where a frame is, and quote its line."""
     filename, line, function = frame
-    text = linecache.getline(filename, line).partition("  #")[0].strip() if source else ""
-    where = f"{short_name(filename)}, line {line}" + (
-        "" if function == "<module>" else f", in {function}"
-    )
-    return f"{where}:  {text}" if text else where
+    where = f"{short_name(filename)}, line {line}"
+    if function != "<module>":
+        where += f", in {function}"
+    text = linecache.getline(filename, line).partition("  #")[0].strip()
+    return f"{where}:  {text}" if source and text else where
 
 
 def short_name(filename: str) -> str:
     """Return ``this cell`` for the cell that runs, ``Cell In[3]`` for a different one, a short path
     for a file.
     """
-    if filename == next((file for file, _, _ in stack_of(sys._getframe(1)) if is_cell(file)), None):
+    cells = [file for file, _, _ in stack_of(sys._getframe(1)) if is_cell(file)]
+    if cells and filename == cells[0]:
         return "this cell"
     number = getattr(getattr(shell(), "compile", None), "_filename_map", {}).get(filename)
     if number is not None:

@@ -23,11 +23,9 @@ def is_busy() -> bool:
     """
     me = threading.get_native_id()
     for _ in range(20):  # one moment is not enough: gloo's loops wake up a hundred times a second
-        if not any(
-            _of_task(task, "stat").rpartition(")")[2][1:2] in ("R", "D")
-            for task in tasks()
-            if task != me
-        ):
+        facts = [_of_task(task, "stat") for task in tasks() if task != me]
+        states = [text.rpartition(")")[2][1:2] for text in facts]
+        if "R" not in states and "D" not in states:
             return False
         time.sleep(0.003)
     return True
@@ -37,11 +35,11 @@ def bytes_received() -> int:
     """Count what has arrived over this process's TCP connections, read or not: it grows for as long
     as a peer sends.
     """
-    facts = (
-        each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED.stop)
-        for each in tcp_sockets()
-    )
-    return sum(int.from_bytes(each[_RECEIVED], sys.byteorder) for each in facts)
+    total = 0
+    for connection in tcp_sockets():
+        facts = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED.stop)
+        total += int.from_bytes(facts[_RECEIVED], sys.byteorder)
+    return total
 
 
 def tcp_sockets() -> Iterator[socket.socket]:
@@ -49,9 +47,9 @@ def tcp_sockets() -> Iterator[socket.socket]:
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError):  # closed meanwhile
             if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                with socket.socket(fileno=os.dup(descriptor)) as each:
-                    if each.proto == socket.IPPROTO_TCP:
-                        yield each
+                with socket.socket(fileno=os.dup(descriptor)) as connection:
+                    if connection.proto == socket.IPPROTO_TCP:
+                        yield connection
 
 
 def tasks() -> list[int]:
@@ -71,7 +69,8 @@ def main_thread(pid: int) -> tuple[str, float]:
     facts = read_text(f"/proc/{pid}/task/{pid}/stat").rpartition(")")[2].split()
     if not facts:
         return "", 0.0  # it is gone
-    return facts[0], (int(facts[11]) + int(facts[12])) / os.sysconf("SC_CLK_TCK")
+    ticks = int(facts[11]) + int(facts[12])  # in user code, and in the kernel
+    return facts[0], ticks / os.sysconf("SC_CLK_TCK")
 
 
 def name(task: int | None) -> str:

@@ -16,14 +16,13 @@ _EXPECTED = re.compile(
     rb"Warning: .*An unbatched P2P op \(send/recv\) was called on this ProcessGroup"
 )
 _BAR = re.compile(r"\[\d+:\d\d(:\d\d)?[<,]")  # of tqdm: the time that passed
-_VIEW_LINES, _SOON_SECONDS, _VIEW_SECONDS = (
-    20,
-    0.5,
-    0.2,
-)  # per rank; until the first view; between views
-# How many lines are shown, the first and the last ones, and characters of each: in a notebook one
-# scrolls past them.
-_IN_TERMINAL, _IN_NOTEBOOK = (900, 100, 4000), (80, 20, 2000)
+_VIEW_LINES = 20  # per rank
+_SOON_SECONDS = 0.5  # until the first view
+_VIEW_SECONDS = 0.2  # between views
+# How many lines are shown, the first and the last ones, and characters of each line. There are
+# fewer in a notebook, where one scrolls past them.
+_IN_TERMINAL = (900, 100, 4000)
+_IN_NOTEBOOK = (80, 20, 2000)
 
 
 class _Stream:
@@ -41,12 +40,12 @@ class _Stream:
     def feed(self, data: bytes) -> list[str]:
         """Take in bytes. Return the lines that are new at the head."""
         *lines, self.rest = (self.rest + data).split(b"\n")
-        self.rest = self.rest[
-            max(0, self.rest.rfind(b"\r", 0, -1)) :
-        ]  # a bar that moves returns to the line's start
+        # A bar that moves returns to the line's start: only its latest form is kept.
+        self.rest = self.rest[max(0, self.rest.rfind(b"\r", 0, -1)) :]
         lines = [line for line in lines if not _EXPECTED.search(line)]
         if len(self.rest) > 1 << 20:  # a line without end: do not let it fill the memory
-            lines, self.rest = [*lines, self.rest], b""
+            lines.append(self.rest)
+            self.rest = b""
         fits = self.most_head - len(self.head)
         new = [self._text(line) for line in lines[:fits]]
         self.head += new
@@ -57,21 +56,21 @@ class _Stream:
     def lines(self, skip_head: bool = False) -> list[str]:
         """Return what is kept: the head, a word on what was cut, the tail."""
         shown = len(self.head) if skip_head else 0
-        if self._text(
-            self.rest
-        ).strip():  # a last line without newline; a bar that has gone leaves blanks
+        # End a last line without a newline, but not the blanks that a bar leaves behind.
+        if self._text(self.rest).strip():
             self.feed(b"\n")
+        lines = self.head[shown:]
         cut = self.num_lines - len(self.head) - len(self.tail)
-        kept = f"the first {self.most_head} and the last {self.most_tail} of a rank are shown"
-        note = f"... {cut:,} lines left out: {kept} ..."
-        return self.head[shown:] + [note] * (cut > 0) + [self._text(line) for line in self.tail]
+        if cut > 0:
+            kept = f"the first {self.most_head} and the last {self.most_tail} of a rank are shown"
+            lines.append(f"... {cut:,} lines left out: {kept} ...")
+        return lines + [self._text(line) for line in self.tail]
 
     def latest(self) -> list[str]:
         """Return the last lines so far, and the one that has not ended."""
-        lines = [*self.head[-_VIEW_LINES:], *map(self._text, self.tail), self._text(self.rest)][
-            -_VIEW_LINES:
-        ]
-        return lines if lines[-1].strip() else lines[:-1]
+        lines = [*self.head[-_VIEW_LINES:], *map(self._text, self.tail), self._text(self.rest)]
+        latest = lines[-_VIEW_LINES:]
+        return latest if latest[-1].strip() else latest[:-1]
 
     def _text(self, line: bytes) -> str:
         """Decode a line as a terminal shows it: what follows a carriage return replaces what came
@@ -87,14 +86,18 @@ class Output:
 
     def __init__(self, num_ranks: int, live: bool):
         self._is_notebook = hasattr(shell(), "kernel")
-        self._handle, self._shown = None, ""  # of the place in the cell that shows what passes
-        self.live, self._note, self._bar, self._bar_rank = live, "", "", num_ranks
+        self._handle = None  # of the display in the cell that shows what passes
+        self._shown = ""  # by it now
+        self.live = live
+        self._note = ""
+        self._bar = ""
+        self._bar_rank = num_ranks
         self._start = time.monotonic()
         self._next_view = self._start + _SOON_SECONDS
         self._most = _IN_NOTEBOOK if self._is_notebook else _IN_TERMINAL
-        self._streams = {
-            name: _Stream(self._most) for name in product(range(num_ranks), ["stdout", "stderr"])
-        }
+        self._streams: dict[tuple[int, str], _Stream] = {}
+        for rank, name in product(range(num_ranks), ["stdout", "stderr"]):
+            self._streams[rank, name] = _Stream(self._most)
 
     def feed(self, rank: int, stream: str, data: bytes) -> None:
         new = self._streams[rank, stream].feed(data)
@@ -106,16 +109,16 @@ class Output:
         if rank <= self._bar_rank:
             from tqdm import tqdm
 
-            self._bar = tqdm.format_meter(
-                done, total, time.monotonic() - self._start, prefix=text, ncols=80
-            )
+            seconds = time.monotonic() - self._start
+            self._bar = tqdm.format_meter(done, total, seconds, prefix=text, ncols=80)
             self._bar_rank = rank
             if not self._is_notebook:
                 print(f"\r{self._bar}", end="", file=sys.stderr)
 
     def note(self, text: str) -> None:
         """Say what is true only now; in a notebook it goes when the call ends."""
-        self._note, self._next_view = text, 0
+        self._note = text
+        self._next_view = 0
         self.refresh()
         if not self._is_notebook:
             print(text, file=sys.stderr)
@@ -129,9 +132,8 @@ class Output:
             self._next_view = now + _VIEW_SECONDS
             streams = {} if self.live else self._streams
             lines = "".join(_marked(rank, stream.latest()) for (rank, _), stream in streams.items())
-            self._show_in_place(
-                "\n".join(filter(None, (lines.rstrip("\n"), self._bar, self._note)))
-            )
+            parts = filter(None, (lines.rstrip("\n"), self._bar, self._note))
+            self._show_in_place("\n".join(parts))
 
     def finish(self) -> None:
         """Show what has not been shown, rank by rank, in the place of what passed."""
@@ -147,22 +149,19 @@ class Output:
         gives to warnings.
         """
         bars = [line for line in lines if self._is_notebook and _BAR.search(line)]
-        for name, some in (
-            ("stdout", bars),
-            (stream, [line for line in lines if line not in bars]),
-        ):
+        others = [line for line in lines if line not in bars]
+        for name, some in (("stdout", bars), (stream, others)):
             if some:
-                text, file = _marked(rank, some), getattr(sys, name)
-                encoding = (
-                    getattr(file, "encoding", None) or "utf-8"
-                )  # which may lack letters that a rank prints
-                print(
-                    text.encode(encoding, "replace").decode(encoding), end="", file=file, flush=True
-                )
+                file = getattr(sys, name)
+                # The stream's encoding may lack letters that a rank prints.
+                encoding = getattr(file, "encoding", None) or "utf-8"
+                text = _marked(rank, some).encode(encoding, "replace").decode(encoding)
+                print(text, end="", file=file, flush=True)
 
     def last_words(self, rank: int) -> list[str]:
         """Take out the end of what the rank wrote to stderr; it is then shown only once."""
-        stream, self._streams[rank, "stderr"] = self._streams[rank, "stderr"], _Stream(self._most)
+        stream = self._streams[rank, "stderr"]
+        self._streams[rank, "stderr"] = _Stream(self._most)
         return stream.lines(skip_head=self.live)[-60:]
 
     def _show_in_place(self, text: str) -> None:
@@ -172,7 +171,8 @@ class Output:
         from IPython.display import display
 
         if text != self._shown:
-            self._handle, self._shown = self._handle or display({}, raw=True, display_id=True), text
+            self._shown = text
+            self._handle = self._handle or display({}, raw=True, display_id=True)
             if self._handle is not None:
                 self._handle.update({"text/plain": text} if text else {}, raw=True)
 

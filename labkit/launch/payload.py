@@ -29,23 +29,21 @@ _ALIGNMENT = 64  # of each buffer in the file, as torch has it in memory
 
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj):
-        if isinstance(
-            obj, types.CodeType
-        ):  # cloudpickle 3.1.3 leaves out its file, so no report could show its line
+        if isinstance(obj, types.CodeType):
+            # cloudpickle 3.1.3 leaves out the file of code, so no report could show its line.
             reduced: Any = self.dispatch_table[types.CodeType](obj)
             make, parts = reduced
-            return make, tuple(
-                obj.co_filename if part == "<dynamic-code>" else part for part in parts
-            )
+            parts = [obj.co_filename if part == "<dynamic-code>" else part for part in parts]
+            return make, tuple(parts)
         torch = sys.modules.get("torch")
-        if (
-            torch and isinstance(obj, torch.Tensor) and obj.is_cuda
-        ):  # else the notebook would start CUDA
-            return obj.cpu().__reduce_ex__(5)
-        if torch and type(obj) is torch.storage.TypedStorage:
-            whole = {"wrap_storage": obj._untyped_storage, "dtype": obj.dtype, "_internal": True}
-            return functools.partial(torch.storage.TypedStorage, **whole), ()
-        if torch and type(obj) is torch.UntypedStorage:
+        if torch is None:
+            return super().reducer_override(obj)
+        if isinstance(obj, torch.Tensor) and obj.is_cuda:
+            return obj.cpu().__reduce_ex__(5)  # otherwise the notebook would start CUDA
+        if type(obj) is torch.storage.TypedStorage:
+            options = {"wrap_storage": obj._untyped_storage, "dtype": obj.dtype, "_internal": True}
+            return functools.partial(torch.storage.TypedStorage, **options), ()
+        if type(obj) is torch.UntypedStorage:
             return _untyped, (pickle.PickleBuffer(_memory(obj.cpu())),)
         return super().reducer_override(obj)
 
@@ -60,16 +58,15 @@ def _memory(storage):
 def _untyped(data):
     import torch
 
-    return (
-        torch.frombuffer(data, dtype=torch.uint8).untyped_storage()
-        if len(data)
-        else torch.UntypedStorage(0)
-    )
+    if not len(data):  # frombuffer takes no empty buffer
+        return torch.UntypedStorage(0)
+    return torch.frombuffer(data, dtype=torch.uint8).untyped_storage()
 
 
 def pickled(obj) -> list[memoryview]:
     """Return the pickle of an object and its buffers, which are still the object's own memory."""
-    file, buffers = io.BytesIO(), []
+    file = io.BytesIO()
+    buffers: list[pickle.PickleBuffer] = []
     _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(obj)
     return [file.getbuffer(), *(buffer.raw() for buffer in buffers)]
 
@@ -90,10 +87,10 @@ def dump(path: str, parts: list[memoryview]) -> Payload:
 def load(payload: Payload):
     """Return the object. Its file may be removed at once."""
     if isinstance(payload, tuple):
-        path, places = payload
+        path, ranges = payload
         with open(path, "rb") as file:
             content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-        payload = [content[start:end] for start, end in places]
+        payload = [content[start:end] for start, end in ranges]
     return pickle.loads(payload[0], buffers=payload[1:])
 
 
@@ -122,13 +119,13 @@ def why_not(error: Exception, fn, args: tuple, kwargs: dict) -> str:
 
 
 def _write(file, parts: list[memoryview]) -> Payload:
-    places = []
+    ranges = []
     try:
         with file:
             for part in parts:
                 start = file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
-                places.append((start, start + file.write(part)))
+                ranges.append((start, start + file.write(part)))
     except OSError as error:
         os.unlink(file.name)
         raise OSError(error.errno, error.strerror, file.name) from None  # which names the folder
-    return file.name, places
+    return file.name, ranges

@@ -16,13 +16,13 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
 from typing import Any, NamedTuple
 
 from labkit.launch import linux
-from labkit.launch.frames import LAUNCHER, Frame, own_frames, stack_of
+from labkit.launch.frames import LAUNCHER, Frame, stack_of, user_frames
 
 
 @dataclass(frozen=True)
@@ -67,19 +67,18 @@ class Snapshot:
     threads: tuple[Thread, ...]  # the main thread first
     collectives: tuple[Collective, ...]
     started: dict[str, int]  # group -> the number of the last collective that this rank has started
-    ran: tuple[
-        int, ...
-    ]  # bytes received, how far set-up has come, how often threads and gloo's workers have run
+    # What changes while a rank goes on: bytes received, how far set-up has come, how often threads
+    # and gloo's workers have run
+    ran: tuple[int, ...]
     busy: bool  # at every moment of the look a thread could run
     # A request nobody has waited for, or a wait that failed: the next calls may not match
     unsettled: bool = False
 
     def has_left(self, call: Collective) -> bool:
         """Has this rank finished a collective, or given up on it?"""
-        is_open = any(
-            (each.group, each.number) == (call.group, call.number) for each in self.collectives
-        )
-        return self.started.get(call.group, 0) >= call.number and not is_open
+        unfinished = {(collective.group, collective.number) for collective in self.collectives}
+        has_started = self.started.get(call.group, 0) >= call.number
+        return has_started and (call.group, call.number) not in unfinished
 
 
 @dataclass
@@ -93,12 +92,10 @@ class _Message:
     stack: tuple[Frame, ...] = ()  # of the isend or irecv
 
     def text(self, with_tag: bool = True) -> str:
+        direction = "to" if self.operation == "send" else "from"
         peer = "any rank" if self.peer is None else f"rank {self.peer}"
         tag = f", tag {self.tag}" if self.tag and with_tag else ""
-        return (
-            f"{self.operation} {'to' if self.operation == 'send' else 'from'} {peer} "
-            f"({self.tensor}{tag})"
-        )
+        return f"{self.operation} {direction} {peer} ({self.tensor}{tag})"
 
 
 _IN_GROUPS = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives)\.py$")
@@ -135,7 +132,8 @@ class Probe:
     """Notes this rank's sends and receives, and takes snapshots."""
 
     def __init__(self, timeout_seconds: float, directory: str):
-        self.timeout, self.directory = timedelta(seconds=timeout_seconds), directory
+        self.timeout = timedelta(seconds=timeout_seconds)
+        self.directory = directory
         self.requests: dict[Any, _Message] = {}  # of isend and irecv, until somebody has waited
         self.num_calls = 0  # of messages and waits, as they begin
         self.broken = False  # a communication failed, so that the next may fail too
@@ -143,7 +141,8 @@ class Probe:
 
     def forget(self) -> None:
         """Leave out what was before: this rank is about to be connected anew."""
-        self.requests, self.broken = {}, False
+        self.requests = {}
+        self.broken = False
         self.first_record = max((entry["record_id"] for entry in _records()), default=-1) + 1
 
     def watch(self) -> None:
@@ -155,10 +154,8 @@ class Probe:
         dist.Work.wait = self._watched_wait(dist.Work.wait)  # pyright: ignore - pinned by a test
         for name in ("send", "recv", "isend", "irecv"):
             wrapper = self._watched(getattr(dist, name))
-            for module in (
-                dist,
-                dist.distributed_c10d,
-            ):  # batch_isend_irecv looks them up in the second
+            # batch_isend_irecv looks them up in the second module.
+            for module in (dist, dist.distributed_c10d):
                 setattr(module, name, wrapper)
 
     def _watched_wait(self, wait):
@@ -185,13 +182,11 @@ class Probe:
             message = _describe(name.removeprefix("i"), tensor, args, kwargs)
             with _noted(_messages, message):
                 work = function(tensor, *args, **kwargs)
-            if (
-                name.startswith("i") and work and not tensor.is_cuda
-            ):  # None on a rank outside the group
+            # On a rank outside the group there is no work.
+            if name.startswith("i") and work and not tensor.is_cuda:
                 message.stack = stack_of(sys._getframe(1))
-                self.requests[work] = (
-                    message  # which keeps it: gloo blocks, with the GIL held, where one is dropped
-                )
+                # The key keeps the work alive: where one is dropped, gloo blocks with the GIL held.
+                self.requests[work] = message
             return work
 
         return watched
@@ -207,77 +202,62 @@ class Probe:
         """Look at this rank's threads. A library's own thread is left out: it brings no message."""
         busy = linux.is_busy()
         recorded = _flight_recorders(self.timeout, self.first_record)
-        collectives = recorded.collectives
-        is_in_gloo = any(
-            call.group.startswith("gloo") for call in collectives
-        )  # it gives up by itself
-        frames, me, main = (
-            sys._current_frames(),
-            threading.current_thread(),
-            threading.main_thread(),
-        )
+        frames = sys._current_frames()
         stores = sorted(glob.glob(f"{self.directory}/store*"))
-        threads, ran = [], [linux.bytes_received(), *map(os.path.getsize, stores)]
-        for thread in [
-            main,
-            *(thread for thread in threading.enumerate() if thread not in (main, me)),
-        ]:
-            if frame := frames.get(thread.ident or 0):
-                task = os.getpid() if thread is main else thread.native_id
-                seen = self._thread(
-                    thread.ident or 0, task, frame, bool(collectives), recorded.expires
-                )
-                if not is_in_gloo:
-                    seen = replace(
-                        seen, standing=self._standing(thread.ident or 0, frame, recorded.last)
-                    )
-                is_librarys = not any(own_frames(seen.stack)) and any(
-                    "-packages/" in file for file, _, _ in seen.stack
-                )
-                if thread is main or seen.state == "waits" or not is_librarys:
-                    threads.append(seen)
-                    if not seen.call.startswith(_SET_UP_CALLS):  # which poll the store
-                        ran.append(linux.switches(task))
-        # They hold this frame, and it holds them: the learner's tensors would live on
+        ran = [linux.bytes_received(), *map(os.path.getsize, stores)]
+        main = threading.main_thread()
+        this = threading.current_thread()
+        others = [thread for thread in threading.enumerate() if thread not in (main, this)]
+        threads = []
+        for thread in [main, *others]:
+            frame = frames.get(thread.ident or 0)
+            if frame is None:  # it has started just now
+                continue
+            task = os.getpid() if thread is main else thread.native_id
+            seen = self._thread(thread.ident or 0, task, frame, recorded)
+            if thread is not main and seen.state != "waits" and _is_librarys(seen):
+                continue
+            threads.append(seen)
+            if not seen.call.startswith(_SET_UP_CALLS):  # these poll the store
+                ran.append(linux.switches(task))
+        # They hold this frame, and it holds them: the learner's tensors would live on.
         frames.clear()
-        ran += [
-            linux.switches(task)
-            for task in linux.tasks()
-            if linux.name(task).startswith("pt_gloo_runloop")
-        ]
+        for task in linux.tasks():
+            if linux.name(task).startswith("pt_gloo_runloop"):
+                ran.append(linux.switches(task))
         unsettled = recorded.unsettled or self.broken or bool(self.requests)
+        collectives = recorded.collectives
         return Snapshot(tuple(threads), collectives, recorded.started, tuple(ran), busy, unsettled)
 
     def _thread(
-        self, thread: int, task: int | None, frame: FrameType, in_collective: bool, expires: bool
+        self, thread: int, task: int | None, frame: FrameType, recorded: "_Recorded"
     ) -> Thread:
-        """Say what a thread does.
-
-        ``expires``: a collective is open that has a shorter time-out than the world.
-        """
-        stack, message, purpose = (
-            stack_of(frame),
-            _messages.get(thread),
-            str(_purposes.get(thread) or ""),
-        )
+        """Say what a thread does."""
+        stack = stack_of(frame)
+        innermost, _, _ = stack[-1]
+        message = _messages.get(thread)
+        purpose = str(_purposes.get(thread) or "")
         set_up, timeouts = _calls_of_torch(frame)
         timeouts += [_timeouts.get(thread), message and message.timeout]
-        expires = any(each < self.timeout for each in timeouts if each) or (expires and not message)
-        innermost, state = stack[-1][0], "runs"
-        in_torch = (
-            innermost == __file__
-            or ("/torch/" if in_collective else "/torch/distributed/") in innermost
-        )
+        # A wait with a shorter time-out than the world's ends by itself.
+        expires = any(timeout < self.timeout for timeout in timeouts if timeout)
+        if recorded.expires and not message:
+            expires = True
+        folder = "/torch/" if recorded.collectives else "/torch/distributed/"
+        in_torch = innermost == __file__ or folder in innermost
+        state = "runs"
         if any(function == "_join" and file.startswith(LAUNCHER) for file, _, function in stack):
             set_up = ""  # the launcher's own, which is sure to end
         elif set_up or (in_torch and linux.may_wait_for_a_thread(task)):  # as gloo does
             state = "runs" if expires else "waits"
         elif "/torch/" not in innermost and linux.waits_for_a_python_thread(task):
             state = "locked"
-        call = (
-            message.text(with_tag=not purpose) if message else set_up
-        )  # labkit's own tags say nothing
-        return Thread(stack, state, call, purpose)
+        # Tags are left out where labkit has named the purpose: its tags say nothing to a learner.
+        call = message.text(with_tag=not purpose) if message else set_up
+        # A rank in one of gloo's collectives gives up by itself.
+        is_in_gloo = any(collective.group.startswith("gloo") for collective in recorded.collectives)
+        standing = None if is_in_gloo else self._standing(thread, frame, recorded.last)
+        return Thread(stack, state, call, purpose, standing)
 
     def _standing(self, thread: int, frame: FrameType, last_records: tuple) -> Standing | None:
         """Return the call of NCCL's that a thread is inside.
@@ -288,36 +268,39 @@ class Probe:
 
         if not dist.is_initialized() or "nccl" not in dist.get_backend_config():
             return None
-        calls = [
-            each
-            for each, _ in traceback.walk_stack(frame)
-            if _IN_GROUPS.search(each.f_code.co_filename)
-        ]
+        calls = []
+        for caller, _ in traceback.walk_stack(frame):
+            if _IN_GROUPS.search(caller.f_code.co_filename):
+                calls.append(caller)
         innermost = frame.f_code.co_filename
-        is_inside = (
-            innermost == __file__
-            or bool(_IN_GROUPS.search(innermost))
-            or innermost.endswith("/torch/_ops.py")
-        )
-        is_set_up = any(each.f_code.co_name in _SET_UP_CALLS for each in calls)
-        message = _messages.get(thread)
-        if (
-            not is_inside
-            or is_set_up
-            or (message and message.is_gloo)
-            or not (calls or innermost == __file__)
-        ):
+        in_probe = innermost == __file__  # which wraps waits and messages
+        in_groups = bool(_IN_GROUPS.search(innermost)) or innermost.endswith("/torch/_ops.py")
+        if not in_probe and not (in_groups and calls):
             return None
-        call = next((each for each in calls if "group" in each.f_locals), None)
+        if any(call.f_code.co_name in _SET_UP_CALLS for call in calls):
+            return None
+        message = _messages.get(thread)
+        if message and message.is_gloo:
+            return None
+        call = next((call for call in calls if "group" in call.f_locals), None)
         group = _group_of(call.f_locals.get("group")) if call else None
-        text, ranks = frame.f_code.co_name.removeprefix("watched_"), ()
+        ranks = ()
         if message:
             text = message.text(with_tag=False)
         elif call and group:
-            of, ranks = _group_text(group)
-            text = f"{call.f_code.co_name} of {of}"
+            group_text, ranks = _group_text(group)
+            text = f"{call.f_code.co_name} of {group_text}"
+        else:
+            text = frame.f_code.co_name.removeprefix("watched_")
         limit = max(self.timeout, _timeout_of(group) or self.timeout).total_seconds()
         return Standing((self.num_calls, last_records), limit, text, ranks)
+
+
+def _is_librarys(thread: Thread) -> bool:
+    """Was a thread started by a library, with no code of the learner's or the lab's in it?"""
+    if any(user_frames(thread.stack)):
+        return False
+    return any("-packages/" in file for file, _, _ in thread.stack)
 
 
 def _group_of(given: Any) -> Any:
@@ -330,10 +313,10 @@ def _group_of(given: Any) -> Any:
     if given is None:
         return dist.group.WORLD
     if isinstance(given, str):
-        return next(
-            (group for group, name in distributed_c10d._world.pg_names.items() if name == given),
-            None,
-        )
+        for group, name in distributed_c10d._world.pg_names.items():
+            if name == given:
+                return group
+        return None
     return given if isinstance(given, dist.ProcessGroup) else None
 
 
@@ -352,17 +335,21 @@ def _group_text(group) -> tuple[str, tuple[int, ...]]:
     description = "the world" if group is distributed_c10d.group.WORLD else group.group_desc
     if description in ("", "undefined"):
         description = "a group"
-    return (description if str(ranks) in description else f"{description} {ranks}"), tuple(ranks)
+    if str(ranks) not in description:
+        description = f"{description} {ranks}"
+    return description, tuple(ranks)
 
 
 def _calls_of_torch(frame: FrameType) -> tuple[str, list[timedelta | None]]:
     """Return the call that makes groups, if the stack has one, and the time-outs given to
     torch.distributed.
     """
-    set_up, timeouts = "", []
-    for each, _ in traceback.walk_stack(frame):
-        if "/torch/distributed/" in each.f_code.co_filename:
-            function, arguments = each.f_code.co_name, each.f_locals
+    set_up = ""
+    timeouts = []
+    for caller, _ in traceback.walk_stack(frame):
+        if "/torch/distributed/" in caller.f_code.co_filename:
+            function = caller.f_code.co_name
+            arguments = caller.f_locals
             if isinstance(timeout := arguments.get("timeout"), timedelta):
                 timeouts.append(timeout)
             if function in _SET_UP_CALLS:
@@ -381,34 +368,30 @@ def _describe(operation: str, tensor, args: tuple, kwargs: dict) -> _Message:
     group = given.get("group") or dist.group.WORLD
     peer = given.get(to)
     if peer is None and given.get(f"group_{to}") is not None:
-        peer = dist.get_global_rank(group, given[f"group_{to}"])  # pyright: ignore[reportArgumentType]
-    if peer is not None and not 0 <= peer < (
-        num_ranks := dist.get_world_size()
-    ):  # gloo would wait for it
-        raise ValueError(
-            f"{to}={peer} is not a rank: ranks run from 0 to {num_ranks - 1}; in a ring use "
-            f"% {num_ranks}"
-        )
-    tensor_text = f"{getattr(tensor, 'dtype', '')} {[*getattr(tensor, 'shape', ())]}".removeprefix(
-        "torch."
-    )
+        group_rank = given[f"group_{to}"]
+        peer = dist.get_global_rank(group, group_rank)  # pyright: ignore[reportArgumentType]
+    num_ranks = dist.get_world_size()
+    if peer is not None and not 0 <= peer < num_ranks:  # gloo would wait for it
+        rule = f"ranks run from 0 to {num_ranks - 1}; in a ring use % {num_ranks}"
+        raise ValueError(f"{to}={peer} is not a rank: {rule}")
+    # What is not a tensor has none of these: torch will refuse it.
+    dtype = str(getattr(tensor, "dtype", "")).removeprefix("torch.")
+    shape = [*getattr(tensor, "shape", ())]
+    device = getattr(tensor, "device", torch.device("cpu"))
     timeout = None
     is_gloo = False
-    if isinstance(
-        group, dist.ProcessGroup
-    ):  # not torch's mark for a group that this rank is not in
-        device = getattr(
-            tensor, "device", torch.device("cpu")
-        )  # torch refuses what is not a tensor
+    if isinstance(group, dist.ProcessGroup):  # and not torch's mark for a non-member
         backend = group._get_backend(device)
-        is_gloo = isinstance(backend, dist.ProcessGroupGloo)  # pyright: ignore[reportPrivateImportUsage]
+        is_gloo = isinstance(backend, dist.ProcessGroupGloo)  # pyright: ignore - private
         timeout = backend.options._timeout  # pyright: ignore[reportAttributeAccessIssue]
-    return _Message(operation, peer, given.get("tag") or 0, tensor_text, timeout, is_gloo)
+    tag = given.get("tag") or 0
+    return _Message(operation, peer, tag, f"{dtype} {shape}", timeout, is_gloo)
 
 
 def _records() -> list[dict]:
     """Return what the flight recorder of gloo has noted, from the start of this process."""
-    from torch._C._distributed_c10d import _dump_fr_trace_json  # pyright: ignore - private: pinned by a test
+    # Private, and pinned by a test.
+    from torch._C._distributed_c10d import _dump_fr_trace_json  # pyright: ignore
 
     return json.loads(_dump_fr_trace_json()).get("entries", [])
 
@@ -447,19 +430,21 @@ def _flight_recorders(timeout: timedelta, first: int) -> _Recorded:
     Records of gloo before the ``first`` are of connections that are no more: numbers began again
     from 1.
     """
-    of_nccl = _records_of_nccl()
-    entries = [entry for entry in _records() if entry["record_id"] >= first] + (of_nccl or [])
+    of_gloo = [entry for entry in _records() if entry["record_id"] >= first]
+    answer_of_nccl = _records_of_nccl()
+    of_nccl = answer_of_nccl or []
+    entries = of_gloo + of_nccl
     retired = {_number(entry) for entry in entries if entry["retired"]}
     # Messages of a batch have its number, and only its own entry ever retires.
     unfinished = [entry for entry in entries if _number(entry) not in retired]
     collectives = [entry for entry in unfinished if not entry["is_p2p"]]
-    started = {
-        _group(entry): entry["collective_seq_id"] for entry in entries if not entry["is_p2p"]
-    }  # in their order
+    started = {}
+    for entry in entries:  # in order, so that the last one of a group stays
+        if not entry["is_p2p"]:
+            started[_group(entry)] = entry["collective_seq_id"]
     expires = any(timedelta(milliseconds=entry["timeout_ms"]) < timeout for entry in collectives)
-    unsettled = of_nccl is None or len(unfinished) > len(collectives)
-    of_gloo = len(entries) - len(of_nccl or [])
-    last = tuple(_number(part[-1]) for part in (entries[:of_gloo], entries[of_gloo:]) if part)
+    unsettled = answer_of_nccl is None or len(unfinished) > len(collectives)
+    last = tuple(_number(part[-1]) for part in (of_gloo, of_nccl) if part)
     return _Recorded(tuple(map(_collective, collectives)), started, expires, unsettled, last)
 
 
@@ -474,30 +459,26 @@ def _number(entry: dict) -> tuple:
 def _collective(entry: dict) -> Collective:
     from torch.distributed import distributed_c10d
 
-    world, name = distributed_c10d._world, entry["process_group"][0]
-    names = list(world.pg_names.items())  # they may become more meanwhile
-    groups = {
-        each: (group.group_desc, sorted(world.pg_group_ranks.get(group, ())))
-        for group, each in names
-    }
+    world = distributed_c10d._world
+    name = entry["process_group"][0]
+    groups = {}
+    for group, group_name in list(world.pg_names.items()):  # they may become more meanwhile
+        ranks = sorted(world.pg_group_ranks.get(group, ()))
+        groups[group_name] = (group.group_desc, ranks)
     description, ranks = groups.get(name, ("", []))
     members = str(ranks) if len(ranks) <= 16 else f"{len(ranks)} ranks"
     if description in ("", "default_pg"):
         description = "the world"
     elif description == "undefined":
-        description = (
-            "a group" if list(groups.values()).count(groups[name]) == 1 else f'a group "{name}"'
-        )
-    dtypes = " ".join(dict.fromkeys(dtype.lower() for dtype in entry["input_dtypes"]))
-    tensors = (
-        f" ({dtypes} {' '.join(map(str, entry['input_sizes']))})" if entry["input_sizes"] else ""
-    )
-    operation, number = entry["profiling_name"].partition(":")[2], entry["collective_seq_id"]
-    of = description if members in description else f"{description} {members}"
-    return Collective(
-        _group(entry),
-        tuple(ranks),
-        number,
-        operation,
-        f"{operation} number {number}{tensors} of {of}",
-    )
+        num_alike = list(groups.values()).count(groups[name])
+        description = "a group" if num_alike == 1 else f'a group "{name}"'
+    if members not in description:
+        description = f"{description} {members}"
+    tensors = ""
+    if entry["input_sizes"]:
+        dtypes = " ".join(dict.fromkeys(dtype.lower() for dtype in entry["input_dtypes"]))
+        tensors = f" ({dtypes} {' '.join(map(str, entry['input_sizes']))})"
+    operation = entry["profiling_name"].partition(":")[2]
+    number = entry["collective_seq_id"]
+    text = f"{operation} number {number}{tensors} of {description}"
+    return Collective(_group(entry), tuple(ranks), number, operation, text)

@@ -41,9 +41,8 @@ class Failure:
     exception: bytes  # cloudpickled; b"" when it cannot be
 
 
-STACK_SIGNAL = (
-    signal.SIGRTMAX - 1
-)  # SIGUSR1 is the learner's: Slurm sends it before it takes a node away
+# SIGUSR1 is the learner's: Slurm sends it before it takes a node away
+STACK_SIGNAL = signal.SIGRTMAX - 1
 _kernel: Connection | None = None  # set in a rank only: how `progress` finds the notebook
 _progress_sent = 0.0
 _in_call = False
@@ -90,7 +89,9 @@ def main(control: socket.socket) -> None:
     """Never returns: the process ends when the kernel says so, or is gone."""
     global _kernel
     _kernel = kernel = Connection(control)
-    messages, calls, pid = kernel.messages(), queue.SimpleQueue(), os.getpid()
+    messages = kernel.messages()
+    calls = queue.SimpleQueue()
+    pid = os.getpid()
     _, settings = next(messages)
     probe = Probe(settings["timeout_seconds"], settings["directory"])
     _open_streams(f"{settings['directory']}/stack{settings['rank']}")
@@ -102,9 +103,8 @@ def main(control: socket.socket) -> None:
         kernel.send("up")
         while (payload := calls.get()) is not None:
             message = _run(settings, payload, probe)
-            if (
-                os.getpid() != pid
-            ):  # the function has forked, and this is the child: only the rank itself answers
+            if os.getpid() != pid:
+                # The function has forked, and this is the child: only the rank itself answers.
                 os._exit(message[0] == "error")
             kernel.send(*message)
             # A model in a cycle holds its process groups, whose threads spin on sockets that peers
@@ -125,25 +125,26 @@ def _answer(messages: Iterator[tuple], probe: Probe, calls: queue.SimpleQueue) -
     for message in messages:
         match message:
             case ("where",):
-                snapshot, interval = None, sys.getswitchinterval()
-                sys.setswitchinterval(
-                    1e-4
-                )  # else each file it reads waits 5 ms for a main thread that runs Python
-                with contextlib.suppress(
-                    Exception
-                ):  # what it looks at may change; and without this thread,
-                    snapshot = probe.snapshot()  # no call would ever arrive
+                snapshot = None
+                interval = sys.getswitchinterval()
+                # Otherwise each file it reads waits 5 ms for a main thread that runs Python.
+                sys.setswitchinterval(1e-4)
+                # What it looks at may change, and if this thread ended, no call would ever arrive.
+                with contextlib.suppress(Exception):
+                    snapshot = probe.snapshot()
                 _kernel.send("where", snapshot)  # pyright: ignore[reportOptionalMemberAccess]
                 sys.setswitchinterval(interval)
             case ("call", payload):
                 calls.put(payload)  # or None, to leave
             case ("stop", "now"):
-                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # pyright: ignore[reportArgumentType]
+                main_thread = threading.main_thread().ident or 0
+                signal.pthread_kill(main_thread, signal.SIGINT)
             case ("stop", "freed"):
                 renewal.free()
             case ("renew",):  # the main thread has nothing to do
                 probe.forget()
-                _kernel.send("renewed", renewal.connect_anew())  # pyright: ignore[reportOptionalMemberAccess]
+                is_connected = renewal.connect_anew()
+                _kernel.send("renewed", is_connected)  # pyright: ignore[reportOptionalMemberAccess]
     os.killpg(0, signal.SIGKILL)  # the kernel is gone
 
 
@@ -163,7 +164,7 @@ def _join(settings: dict, probe: Probe) -> None:
     def private_rendezvous(*_, **__):
         """What a learner's own init_process_group() meets: env:// without a TCP port."""
         path = f"{settings['directory']}/store{next(numbers)}"
-        store = dist.FileStore(path, settings["world_size"])  # pyright: ignore[reportPrivateImportUsage]
+        store = dist.FileStore(path, settings["world_size"])  # pyright: ignore - private
         yield store, settings["rank"], settings["world_size"]
 
     _rendezvous_handlers["env"] = private_rendezvous  # a private hook: pinned by a test
@@ -174,37 +175,34 @@ def _join(settings: dict, probe: Probe) -> None:
     else:
         take_turns()
         backend = "gloo"
+    # Groups that are made without a time-out take one of these.
     for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
-        setattr(
-            distributed_c10d, name, probe.timeout
-        )  # which groups take that are made without a time-out
+        setattr(distributed_c10d, name, probe.timeout)
     dist.init_process_group(backend, timeout=probe.timeout)
 
 
 def _apply_environment(environment: dict[str, str], settings: dict) -> None:
     """Take over the kernel's environment, then set what torchrun would set."""
-    rank, world_size = str(settings["rank"]), str(settings["world_size"])
+    rank = str(settings["rank"])
+    world_size = str(settings["world_size"])
     os.environ.clear()
     os.environ.update(environment)
-    os.environ.setdefault(
-        "TORCH_FR_BUFFER_SIZE", "256"
-    )  # the flight recorder, which the watchdog reads
+    # The size of the flight recorder, which the watchdog reads.
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "256")
     os.environ.update(
         RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world_size, LOCAL_WORLD_SIZE=world_size
     )
     os.environ.update(
         LABKIT_WORLD=settings["directory"], GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1"
     )
-    os.environ.update(
-        GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo"
-    )  # nothing beyond this machine
+    # Nothing is sent beyond this machine.
+    os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
     if settings["backend"] == "nccl":
         for name, value in _NCCL_DEFAULTS.items():
             os.environ.setdefault(name, value)
     elif "LABKIT_SHARE_GPU" not in os.environ:  # as tools/gpu_check.py does
-        os.environ["CUDA_VISIBLE_DEVICES"] = (
-            ""  # else a save or a backward makes a CUDA context on GPU 0 in every rank
-        )
+        # Otherwise a save or a backward makes a CUDA context on GPU 0 in every rank.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def _run(settings: dict, payload: Payload, probe: Probe) -> tuple:
@@ -220,24 +218,20 @@ def _run(settings: dict, payload: Payload, probe: Probe) -> tuple:
         del call, payload  # and the bytes they hold
         _in_call = True
         result = function(*args, **kwargs)
-        # Else a kernel's error, or a collective that never ends, would be the next call's
+        # Otherwise a kernel's error, or a collective that never ends, would be the next call's.
         wait_for_gpu()
         _in_call = False
         if lost := probe.lost_request():
-            text = (
-                f"the request of this i{lost.text()} is lost: keep what it returns, and "
-                "call its wait(), or it hangs"
-            )
+            way_out = "keep what it returns, and call its wait(), or it hangs"
+            text = f"the request of this i{lost.text()} is lost: {way_out}"
             return "error", replace(describe_error(RuntimeError(text)), frames=lost.stack)
+        path = f"{settings['directory']}/result{settings['rank']}"
         try:
-            return "result", dump(
-                f"{settings['directory']}/result{settings['rank']}", pickled(result)
-            )
+            return "result", dump(path, pickled(result))
         except Exception as error:
             text = f"the result, of type {type(result).__name__}, cannot be sent back: {error}"
-            return "error", replace(
-                describe_error(TypeError(text)), frames=()
-            )  # the line that returned is unknown
+            # There are no frames to show: the line that returned is unknown.
+            return "error", replace(describe_error(TypeError(text)), frames=())
     except BaseException as error:
         _in_call = False
         probe.broken = probe.broken or gpu_is_lost()
@@ -250,18 +244,17 @@ def describe_error(error: BaseException) -> Failure:
     cause = error.__cause__
     try:
         text = str(error)[:_TEXT_CHARACTERS]
-        text += (
-            "" if cause is None else f", from {type(cause).__name__}: {cause}"[:_TEXT_CHARACTERS]
-        )
+        if cause is not None:
+            text += f", from {type(cause).__name__}: {cause}"[:_TEXT_CHARACTERS]
     except Exception:  # of a __str__ of its own
         text = "(its text cannot be shown)"
-    stack, exception = traceback.extract_tb(error.__traceback__), b""
+    stack = traceback.extract_tb(error.__traceback__)
+    exception = b""
     with contextlib.suppress(Exception):
         exception = cloudpickle.dumps(error.with_traceback(None))
     frames = tuple((frame.filename, frame.lineno or 0, frame.name) for frame in stack)
-    return Failure(
-        type(error).__name__, text, frames, "".join(stack.format()), time.monotonic(), exception
-    )
+    kind = type(error).__name__
+    return Failure(kind, text, frames, "".join(stack.format()), time.monotonic(), exception)
 
 
 def _open_streams(stack_file: str) -> None:

@@ -26,7 +26,9 @@ class Ranks:
     """
 
     def __init__(self, server: ServerHandle, num_ranks: int, settings: dict):
-        self.server, self.num_ranks, self.world_id = server, num_ranks, next(_world_ids)
+        self.server = server
+        self.num_ranks = num_ranks
+        self.world_id = next(_world_ids)
         self.directory = f"{server.directory}/world{self.world_id}"
         self.exits: dict[int, int] = {}  # rank -> wait status
         self._selector = selectors.DefaultSelector()
@@ -36,26 +38,22 @@ class Ranks:
         try:
             for rank in range(num_ranks):
                 for stream in ("stdout", "stderr"):
-                    ours, theirs = os.pipe()
-                    given.append(theirs)
-                    os.set_blocking(ours, False)
-                    self._selector.register(ours, selectors.EVENT_READ, (rank, stream))
-                ours, theirs = socket.socketpair()
-                given.append(theirs.detach())
-                self._controls.append(Connection(ours))
-                self._selector.register(
-                    self._controls[rank], selectors.EVENT_READ, (rank, "control")
-                )
+                    read_end, write_end = os.pipe()
+                    given.append(write_end)
+                    os.set_blocking(read_end, False)
+                    self._selector.register(read_end, selectors.EVENT_READ, (rank, stream))
+                kernel_end, rank_end = socket.socketpair()
+                given.append(rank_end.detach())
+                control = Connection(kernel_end)
+                self._controls.append(control)
+                self._selector.register(control, selectors.EVENT_READ, (rank, "control"))
             self._selector.register(server.connection, selectors.EVENT_READ, (None, "server"))
             self.pids = server.fork(self.world_id, num_ranks, given)
         except BaseException as error:
             self._release()
             if isinstance(error, OSError):
-                text = (
-                    f"{num_ranks} ranks need {6 * num_ranks} open files: "
-                    f"{error.strerror}. Raise `ulimit -n`"
-                )
-                raise OSError(error.errno, text) from None
+                fault = f"{num_ranks} ranks need {6 * num_ranks} open files: {error.strerror}"
+                raise OSError(error.errno, f"{fault}. Raise `ulimit -n`") from None
             raise
         finally:
             for descriptor in given:
@@ -63,7 +61,8 @@ class Ranks:
         for rank in range(num_ranks):
             self.send(rank, "settings", {**settings, "directory": self.directory, "rank": rank})
 
-    def send(self, rank: int | None, *message) -> None:  # None: to all
+    def send(self, rank: int | None, *message) -> None:
+        """Send a message to a rank, or to all of them if ``rank`` is None."""
         for control in self._controls if rank is None else [self._controls[rank]]:
             control.send(*message)
 
@@ -87,9 +86,8 @@ class Ranks:
         for rank in known.keys() - self.exits.keys():
             for key in list(self._selector.get_map().values()):
                 if key.data[0] == rank:
-                    yield from self._read(
-                        key
-                    )  # its last words first: a pipe holds 64 KiB, which is one read
+                    # Its last words first: a pipe holds 64 KiB, which is one read.
+                    yield from self._read(key)
             self.exits[rank] = known[rank]
 
     def end(self, kill: bool) -> None:
@@ -108,11 +106,11 @@ class Ranks:
                 pass
         if not self.server.connection.is_open:  # its ranks died with it, but not what they started
             mark = f"LABKIT_WORLD={self.directory}\0"
-            started = [
-                int(pid) for pid in os.listdir("/proc") if mark in read_text(f"/proc/{pid}/environ")
-            ]
-            for pid in (*self.pids, *started):
+            for pid in self.pids:
                 kill_process(pid)
+            for pid in os.listdir("/proc"):
+                if mark in read_text(f"/proc/{pid}/environ"):
+                    kill_process(int(pid))
         self._release()
 
     def _read(self, key: selectors.SelectorKey) -> Iterator[tuple]:

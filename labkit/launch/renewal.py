@@ -13,9 +13,8 @@ import socket
 from labkit.launch import linux
 
 _LISTENS = socket.SOL_SOCKET, socket.SO_ACCEPTCONN
-_numbers = itertools.count(
-    32
-)  # of renewals: the same on all ranks, and above torch's own types of backends
+# The numbers of renewals. They are the same on all ranks, and above torch's own types of backends.
+_numbers = itertools.count(32)
 
 
 def free() -> None:
@@ -23,11 +22,18 @@ def free() -> None:
 
     When all ranks do so, every wait of gloo raises.
     """
-    ports = {each.getsockname()[1] for each in linux.tcp_sockets() if each.getsockopt(*_LISTENS)}
-    for each in linux.tcp_sockets():
-        if not each.getsockopt(*_LISTENS) and each.getsockname()[1] in ports:
+    ports = set()
+    for connection in linux.tcp_sockets():
+        if connection.getsockopt(*_LISTENS):
+            ports.add(_port(connection))
+    for connection in linux.tcp_sockets():
+        if not connection.getsockopt(*_LISTENS) and _port(connection) in ports:
             with contextlib.suppress(OSError):  # its peer has hung up already
-                each.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def _port(connection: socket.socket) -> int:
+    return connection.getsockname()[1]
 
 
 def connect_anew() -> bool:
@@ -38,34 +44,35 @@ def connect_anew() -> bool:
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
-    world, number = distributed_c10d._world, next(_numbers)
+    world = distributed_c10d._world
+    number = next(_numbers)
     groups = sorted(world.pg_names.items(), key=lambda item: item[1])  # in one order on all ranks
-    backends = {
-        type(group._get_backend(device)) for group, _ in groups for device in group._device_types
-    }
+    backends = set()
+    for group, _ in groups:
+        backends |= {type(group._get_backend(device)) for device in group._device_types}
     if backends != {dist.ProcessGroupGloo}:
         return False
     free()  # what is still on its way arrives nowhere
-    store = dist.PrefixStore(f"renewal{number}", distributed_c10d._get_default_store())  # pyright: ignore - private
+    default_store = distributed_c10d._get_default_store()
+    store = dist.PrefixStore(f"renewal{number}", default_store)  # pyright: ignore - private
+    # Each rank tells the others how many groups it has made, and the names of those it has.
     store.set(str(dist.get_rank()), json.dumps([world.group_count, *(name for _, name in groups)]))
     told = [json.loads(store.get(str(rank))) for rank in range(dist.get_world_size())]
     world.group_count = max(count for count, *_ in told)  # the next group is called by it
     for group, name in groups:
         if all(name in told[rank] for rank in world.pg_group_ranks[group]):
             options = group._get_backend(next(iter(group._device_types))).options
-            own_store = dist.PrefixStore(name, store)  # pyright: ignore - private
-            backend = dist.ProcessGroupGloo(own_store, group.rank(), group.size(), options)  # pyright: ignore - private
+            group_store = dist.PrefixStore(name, store)  # pyright: ignore - private
+            arguments = (group_store, group.rank(), group.size(), options)
+            backend = dist.ProcessGroupGloo(*arguments)  # pyright: ignore - private
             backend._set_sequence_number_for_group()
-            for device in (
-                group._device_types
-            ):  # under a type of its own: a group keeps the first backend of each
+            # Registered under a new type: a group keeps the first backend of each type.
+            for device in group._device_types:
                 group._register_backend(device, dist.ProcessGroup.BackendType(number), backend)
             group._set_group_name(group.group_name)
             group._set_group_desc(group.group_desc)
         else:  # a fault came first
-            print(
-                f"Not all of the ranks {[*world.pg_group_ranks[group]]} have their group: "
-                "make it again."
-            )
+            ranks = [*world.pg_group_ranks[group]]
+            print(f"Not all of the ranks {ranks} have their group: make it again.")
             dist.destroy_process_group(group)
     return True

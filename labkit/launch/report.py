@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 
-from labkit.launch.frames import LAUNCHER, describe, frames_of, own_frames, place, short_name
+from labkit.launch.frames import LAUNCHER, describe, frames_of, location, short_name, user_frames
 from labkit.launch.probe import Collective, Snapshot, Standing, Thread
 from labkit.launch.rank import Failure
 from labkit.launch.watchdog import Look
@@ -16,8 +16,8 @@ from labkit.launch.watchdog import Look
 # Gloo, and the store where groups are made
 _GAVE_UP = "Timed out waiting|Timeout waiting for key|Wait timeout"
 _CONSEQUENCES = re.compile(  # what a rank raises when its peer has gone
-    "Connection closed by peer|Connection reset by peer|Connection refused|Broken "
-    "pipe|Connection was likely closed|"
+    "Connection closed by peer|Connection reset by peer|Connection refused|"
+    "Broken pipe|Connection was likely closed|"
     "monitoredBarrier|NCCL error|is setting up NCCL communicator|Socket Timeout|"
     f"Application timeout caused pair closure|{_GAVE_UP}"
 )
@@ -27,15 +27,14 @@ _SIGNAL_HINTS: dict[int, str] = {
     signal.SIGKILL: "usually the machine ran out of memory, or somebody killed it",
     signal.SIGSEGV: "a crash in C code; the stack is below if Python could write it",
     signal.SIGABRT: "C++ code gave up: ranks that call one collective with different shapes, "
-    "dtypes or "
-    "operations do that. Run it again with strict=True, which names both sides",
+    "dtypes or operations do that. Run it again with strict=True, which names both sides",
     signal.SIGTERM: "somebody asked it to end",
     signal.SIGBUS: "usually shared memory (/dev/shm) is full",
     signal.SIGXCPU: "over its limit of CPU time",
 }
 _NOISE = re.compile(
-    r"^Extension modules: |^frame #\d+: |^(Current t|T)hread 0x|File "
-    r"\".*(/lib/python3\.\d+/|/labkit/launch/|<frozen)"
+    r"^Extension modules: |^frame #\d+: |^(Current t|T)hread 0x|"
+    r"File \".*(/lib/python3\.\d+/|/labkit/launch/|<frozen)"
 )
 _CELL_FILE = re.compile(r'"([^"\n]*ipykernel_[^"\n]*\.py)"')
 
@@ -55,7 +54,9 @@ class RankFailed(RuntimeError):
         tracebacks: Mapping[int, str] | None = None,
     ):
         super().__init__(report)
-        self.rank, self.cause, self.tracebacks = rank, cause, dict(tracebacks or {})
+        self.rank = rank
+        self.cause = cause
+        self.tracebacks = dict(tracebacks or {})
 
     def _render_traceback_(self) -> list[str]:
         """Return what IPython shows: the report alone, without the launcher's frames."""
@@ -76,14 +77,15 @@ def death(status: int, last_words: Sequence[str]) -> Failure:
         hint = _SIGNAL_HINTS.get(number)
         if any("collective operation timeout" in line for line in last_words):  # NCCL's watchdog
             hint = (
-                "its GPU waited timeout_seconds in an operation, named below, that some "
-                "rank never entered"
+                "its GPU waited timeout_seconds in an operation, named below, that some rank "
+                "never entered"
             )
-        text = f"was killed by {name}" + (f": {hint}" if hint else "")
+        text = f"was killed by {name}"
+        if hint:
+            text += f": {hint}"
     else:
-        text = (
-            f"left with exit code {os.waitstatus_to_exitcode(status)} without returning (os._exit?)"
-        )
+        code = os.waitstatus_to_exitcode(status)
+        text = f"left with exit code {code} without returning (os._exit?)"
     words = [line for line in last_words if line and not _NOISE.search(line)][-12:]
     text = _CELL_FILE.sub(lambda match: short_name(match[1]), "\n    | ".join([text, *words]))
     return Failure("", text, (), "", time.monotonic(), b"")
@@ -93,12 +95,11 @@ def is_consequence(failure: Failure) -> bool:
     """Did this rank fail only because a different rank had left it alone?"""
     if not failure.kind or not _CONSEQUENCES.search(failure.text):
         return False
-    innermost = (
-        failure.frames[-1][0] if failure.frames else ""
-    )  # of labkit where it waits for a message itself
-    return (
-        failure.kind.startswith("Dist") or "/torch/" in innermost or innermost.startswith(_LABKIT)
-    )
+    if failure.kind.startswith("Dist"):
+        return True
+    innermost = failure.frames[-1][0] if failure.frames else ""
+    # It is labkit's where labkit itself waits for a message.
+    return "/torch/" in innermost or innermost.startswith(_LABKIT)
 
 
 def failure_report(failures: Mapping[int, Failure], others: Look) -> tuple[int, str]:
@@ -109,15 +110,14 @@ def failure_report(failures: Mapping[int, Failure], others: Look) -> tuple[int, 
     """
     causes = {rank: failure for rank, failure in failures.items() if not is_consequence(failure)}
     everybody = set(range(others.num_ranks))
-    absent = (
-        everybody - set(filter(others.is_waiting, everybody)) - failures.keys() - others.returned
-    )
-    if causes or not absent:
+    waiting = set(filter(others.is_waiting, everybody))
+    missing = everybody - waiting - failures.keys() - others.returned
+    if causes or not missing:
         causes = causes or dict(failures)
         happened = _what_happened(min(causes.values(), key=lambda failure: failure.seconds))
         first = min(rank for rank, failure in causes.items() if _what_happened(failure) == happened)
     else:
-        first = min(absent)
+        first = min(missing)
         happened = f"did not come where others waited: it {_state(first, others)}"
     lines = [f"rank {first} of {others.num_ranks} {happened}"]
     for rank in sorted(everybody - {first}):
@@ -126,8 +126,8 @@ def failure_report(failures: Mapping[int, Failure], others: Look) -> tuple[int, 
         elif rank in causes:
             said = _what_happened(failures[rank]).splitlines()[0]
             text = "the same" if f" {said}\n" in lines[0] else f"also {said[:200]}"
-        elif first in absent and re.search(_GAVE_UP, failures[rank].text):
-            text = f"gave up after timeout_seconds, {place(failures[rank].frames)}"
+        elif first in missing and re.search(_GAVE_UP, failures[rank].text):
+            text = f"gave up after timeout_seconds, {location(failures[rank].frames)}"
         else:
             text = "lost its connection, a consequence"
         lines.append(f"  rank {rank}: {text}")
@@ -139,17 +139,13 @@ def deadlock_report(look: Look) -> str:
     calls = look.calls()
     why = ["no rank can go on.", *(_missing_at(look, calls[key]) for key in sorted(calls))]
     why += _missing_at_first_use(look.standing(), look)
-    lines = [places_report("\n".join(why), look)]
+    lines = [locations_report("\n".join(why), look)]
     if len({(number, group) for group, number, _ in calls}) < len(calls):
-        lines.append(
-            "Different operations meet: every member of a group must call the same ones in "
-            "the same order."
-        )
+        rule = "every member of a group must call the same ones in the same order"
+        lines.append(f"Different operations meet: {rule}.")
     elif any(look.left(call) for views in calls.values() for call in views.values()):
-        lines.append(
-            "Some ranks have left a collective: do its tensors differ in size? strict=True "
-            "names both sizes."
-        )
+        question = "do its tensors differ in size? strict=True names both sizes"
+        lines.append(f"Some ranks have left a collective: {question}.")
     return "\n".join(lines)
 
 
@@ -159,10 +155,10 @@ def overdue_report(overdue: Sequence[tuple[int, Standing]], look: Look) -> str:
     """
     seconds = min(call.limit_seconds for _, call in overdue)
     why = (
-        f"the launcher ended this call: ranks stood in it for {seconds:g} s "
-        "(timeout_seconds), which NCCL lets them do."
+        f"the launcher ended this call: ranks stood in it for {seconds:g} s (timeout_seconds), "
+        "which NCCL lets them do."
     )
-    return places_report("\n".join([why, *_missing_at_first_use(overdue, look)]), look)
+    return locations_report("\n".join([why, *_missing_at_first_use(overdue, look)]), look)
 
 
 def _missing_at_first_use(standing: Sequence[tuple[int, Standing]], look: Look) -> list[str]:
@@ -175,33 +171,26 @@ def _missing_at_first_use(standing: Sequence[tuple[int, Standing]], look: Look) 
         there = sorted(rank for rank, call in look.standing() if call.text == text)
         returned = [rank for rank in ranks if rank in look.returned]
         never = [rank for rank in ranks if rank not in there and rank not in returned]
-        line = f"  {text}: {_ranks(there, 'waits', 'wait')}"
-        line += f"; {_ranks(never, 'never came', 'never came')}" * bool(never)
-        lines.append(
-            line
-            + f"; {_ranks(returned, 'has returned', 'have returned')} without it" * bool(returned)
-        )
+        lines.append(_who_is_where(text, there, never=never, returned=returned))
     return lines
 
 
-def places_report(why: str, look: Look) -> str:
-    """Say where the ranks are, each place once, and first why that is said."""
+def locations_report(why: str, look: Look) -> str:
+    """Say where the ranks are, each location once, and first why that is said."""
     ranks: dict[str, list[str]] = {}
     for rank in range(look.num_ranks):
         ranks.setdefault(_state(rank, look), []).append(str(rank))
-    return "\n".join(
-        [why, *(f"  rank {', '.join(there)}: {state}" for state, there in ranks.items())]
-    )
+    lines = [f"  rank {', '.join(there)}: {state}" for state, there in ranks.items()]
+    return "\n".join([why, *lines])
 
 
 def _what_happened(failure: Failure) -> str:
     if not failure.kind:
         return failure.text
-    is_exit = failure.kind == "SystemExit"
-    call = (
-        f"called sys.exit({failure.text})" if is_exit else f"raised {failure.kind}: {failure.text}"
-    )
-    learners, labs = own_frames(failure.frames)
+    call = f"raised {failure.kind}: {failure.text}"
+    if failure.kind == "SystemExit":
+        call = f"called sys.exit({failure.text})"
+    learners, labs = user_frames(failure.frames)
     stack = [f"    at {describe(frame)}" for frame in learners + labs[-1:] or failure.frames[-1:]]
     if len(stack) > _MOST_LINES:  # a recursion, say
         stack[2 : 4 - _MOST_LINES] = [f"    ... {len(stack) - _MOST_LINES + 2} calls more"]
@@ -215,35 +204,33 @@ def _state(rank: int, look: Look) -> str:
         return "has returned"
     if snapshot is None:
         frames = frames_of(look.stacks.get(rank, ""))
-        return (
-            f"holds the GIL in C code, or waits for a core, {place(frames)}"
-            if frames
-            else "gives no answer"
-        )
+        if not frames:
+            return "gives no answer"
+        return f"holds the GIL in C code, or waits for a core, {location(frames)}"
     main, *others = (_thread_text(thread, snapshot) for thread in snapshot.threads)
-    return "\n    and a thread of it ".join(
-        ["has returned" if rank in look.returned else main, *others]
-    )
+    if rank in look.returned:
+        main = "has returned"
+    return "\n    and a thread of it ".join([main, *others])
 
 
 def _thread_text(thread: Thread, snapshot: Snapshot) -> str:
     if thread.state == "runs" and thread.standing:  # NCCL may spin while it waits
-        return f"waits in {thread.standing.text}, {place(thread.stack)}"
+        return f"waits in {thread.standing.text}, {location(thread.stack)}"
     if thread.state == "runs":
-        return f"runs {place(thread.stack)}"
+        return f"runs {location(thread.stack)}"
     if thread.state == "locked":
-        return f"waits for a thread of its own, {place(thread.stack)}"
+        return f"waits for a thread of its own, {location(thread.stack)}"
     calls = [thread.call] if thread.call else [call.text for call in snapshot.collectives[:3]]
-    inside = (
-        name for file, _, name in thread.stack if "torch/distributed/" in file and name != "wrapper"
-    )
     if not calls and thread.standing:
         calls = [thread.standing.text]
-    wait = f"waits in {' and '.join(calls) or next(inside, 'communication')}"
-    if thread.purpose:  # which says more than the place inside labkit
-        learners, labs = own_frames(thread.stack)
-        return f"{wait} for {thread.purpose}\n    {place(learners or labs)}"
-    return f"{wait}, {place(thread.stack)}"
+    if not calls:  # nothing was noted: name the function of torch.distributed, if there is one
+        inside = [name for file, _, name in thread.stack if "torch/distributed/" in file]
+        calls = [name for name in inside if name != "wrapper"][:1] or ["communication"]
+    wait = f"waits in {' and '.join(calls)}"
+    if thread.purpose:  # it says more than the line inside labkit
+        learners, labs = user_frames(thread.stack)
+        return f"{wait} for {thread.purpose}\n    {location(learners or labs)}"
+    return f"{wait}, {location(thread.stack)}"
 
 
 def _missing_at(look: Look, views: Mapping[int, Collective]) -> str:
@@ -252,15 +239,31 @@ def _missing_at(look: Look, views: Mapping[int, Collective]) -> str:
     left = look.left(call)
     never = [rank for rank in call.ranks if rank not in {*views, *left, *look.returned}]
     returned = [rank for rank in call.ranks if rank in look.returned and rank not in left]
-    text = f"  {call.text}: {_ranks(sorted(views), 'waits', 'wait')}"
-    text += f"; {_ranks(left, 'has left it', 'have left it')}" * bool(left)
-    text += f"; {_ranks(never, 'never came', 'never came')}" * bool(never)
-    return text + f"; {_ranks(returned, 'has returned', 'have returned')} without it" * bool(
-        returned
-    )
+    return _who_is_where(call.text, sorted(views), left, never, returned)
 
 
-def _ranks(ranks: list[int], one: str, many: str) -> str:
+def _who_is_where(
+    call: str,
+    waiting: list[int],
+    left: Sequence[int] = (),
+    never: Sequence[int] = (),
+    returned: Sequence[int] = (),
+) -> str:
+    """Say of a call which ranks wait in it, have left it, never came, and returned without it."""
+    parts = [_ranks(waiting, "waits", "wait")]
+    if left:
+        parts.append(_ranks(left, "has left it", "have left it"))
+    if never:
+        parts.append(_ranks(never, "never came", "never came"))
+    if returned:
+        parts.append(f"{_ranks(returned, 'has returned', 'have returned')} without it")
+    return f"  {call}: {'; '.join(parts)}"
+
+
+def _ranks(ranks: Sequence[int], one: str, many: str) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]} {one}"
-    return f"ranks {', '.join(map(str, ranks[:16]))}{', ...' if len(ranks) > 16 else ''} {many}"
+    shown = ", ".join(map(str, ranks[:16]))
+    if len(ranks) > 16:
+        shown += ", ..."
+    return f"ranks {shown} {many}"

@@ -28,8 +28,14 @@ from labkit.launch.rank import main as run_rank
 from labkit.launch.ranks import ask_for_stack, kill_process
 from labkit.launch.wire import Connection
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_THP_DISABLE = 1, 36, 41
-_CLONE_NEWUSER, _CLONE_NEWNET, _SIOCSIFFLAGS, _IFF_UP = 0x10000000, 0x40000000, 0x8914, 1
+# Constants of Linux: of prctl, of unshare, and of the ioctl that brings a network interface up
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_THP_DISABLE = 41
+_CLONE_NEWUSER = 0x10000000
+_CLONE_NEWNET = 0x40000000
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP = 1
 _IDLE_SECONDS = 3.0
 # What torch imports when an optimizer is made: 1.5 seconds on every rank, unless the server has
 # done it before the first ranks of a kernel that will train, or in a pause.
@@ -47,33 +53,30 @@ class Server:
     """
 
     def __init__(self, kernel: Connection, kernel_pid: int):
-        self.kernel, self.kernel_pid = kernel, kernel_pid
+        self.kernel = kernel
+        self.kernel_pid = kernel_pid
         self.ranks: dict[int, tuple[int, int]] = {}  # pid -> (world_id, rank)
         self.orphans: dict[int, set[int]] = {}  # pid -> the worlds it can belong to
         self.last_request = float("inf")  # nothing has been asked yet
         self.has_gpus = os.path.exists("/dev/nvidiactl")
         self.to_import = list(_PRELOAD_TO_TRAIN)
-        self.imported: dict[
-            str, tuple[int, int]
-        ] = {}  # modules of labkit, each with the state of its file
+        # Modules of labkit, with the state of their files
+        self.imported: dict[str, tuple[int, int]] = {}
 
     def serve(self) -> None:
         """Answer the kernel until it leaves, however it leaves."""
         wakeup, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(
-            writable, warn_on_full_buffer=False
-        )  # when a child ends, wakeup becomes readable
+        # When a child ends, wakeup becomes readable.
+        signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         poll = select.poll()
         poll.register(self.kernel, select.POLLIN)
         poll.register(wakeup, select.POLLIN)
         signal.signal(signal.SIGTERM, lambda *_: self.kernel.close())
-        while (
-            self.kernel.is_open and os.getppid() == self.kernel_pid
-        ):  # its forks may hold the connection open
-            asked_long_ago = (
-                time.monotonic() - self.last_request > _IDLE_SECONDS
-            )  # probably nobody is about to ask
+        # The parent is asked for as well, because forks of the kernel may hold the connection open.
+        while self.kernel.is_open and os.getppid() == self.kernel_pid:
+            # After a pause probably nobody is about to ask: import something meanwhile.
+            asked_long_ago = time.monotonic() - self.last_request > _IDLE_SECONDS
             is_idle = asked_long_ago and not self.ranks and bool(self.to_import)
             ready = {descriptor for descriptor, _ in poll.poll(0 if is_idle else 1000)}
             if wakeup in ready:
@@ -115,9 +118,9 @@ class Server:
         """Import these as their files are now: on every rank it would take a tenth of a second."""
         if any(_file_state(name) != state for name, state in self.imported.items()):
             for name in self.imported:
-                package, _, own_name = name.rpartition(".")
+                package, _, attribute = name.rpartition(".")
                 if package in sys.modules:
-                    vars(sys.modules[package]).pop(own_name, None)
+                    vars(sys.modules[package]).pop(attribute, None)
                 del sys.modules[name]
             self.imported = {}
         if not self._may_import(modules):
@@ -144,18 +147,17 @@ class Server:
                         if world == world_id:
                             kill_process(pid)
                 case ("ask_for_stack", *of_rank):
-                    for pid, place in self.ranks.items():
-                        if place == tuple(of_rank):
+                    for pid, world_and_rank in self.ranks.items():
+                        if world_and_rank == tuple(of_rank):
                             ask_for_stack(pid)
                 case ("count_gpus", visible):
                     _, status = os.waitpid(_fork(_exit_with_gpu_count, visible), 0)
                     self.kernel.send("gpus", max(0, os.waitstatus_to_exitcode(status)))
 
     def _fork_ranks(self, world_id: int, num_ranks: int) -> None:
-        given, pids = (
-            [self.kernel.descriptors.pop(0) for _ in range(3 * num_ranks)],
-            [],
-        )  # as _become_rank takes them
+        # Three for each rank, as _become_rank takes them
+        given = [self.kernel.descriptors.pop(0) for _ in range(3 * num_ranks)]
+        pids = []
         try:
             _check_safe_to_fork()
             for rank in range(num_ranks):
@@ -183,9 +185,8 @@ class Server:
         for pid in set(map(int, children.split())) - self.ranks.keys() - self.orphans.keys():
             # A program that a rank ran, however indirectly, has its world in its environment; a
             # mere fork shows none.
-            marks = re.findall(
-                r"(?:^|\0)LABKIT_WORLD=[^\0]*/world(\d+)", read_text(f"/proc/{pid}/environ")
-            )
+            environment = read_text(f"/proc/{pid}/environ")
+            marks = re.findall(r"(?:^|\0)LABKIT_WORLD=[^\0]*/world(\d+)", environment)
             self.orphans[pid] = set(map(int, marks[:1])) or living
         for pid, world_ids in self.orphans.items():
             if not world_ids & living:
@@ -226,13 +227,11 @@ def _exit_with_gpu_count(visible: str | None) -> None:
     with suppress(Exception):
         import torch
 
-        count = (
-            torch.cuda.device_count()
-        )  # NVML's answer: it counts a GPU in MIG mode as a whole one
+        # This is NVML's answer, which counts a GPU in MIG mode as a whole one.
+        count = torch.cuda.device_count()
         if count:
-            count = (
-                torch._C._cuda_getDeviceCount()
-            )  # CUDA's: what a rank can use, of MIG one instance
+            # This is CUDA's: what a rank can use, of MIG one instance.
+            count = torch._C._cuda_getDeviceCount()
     os._exit(min(count, 255))  # the exit status is the answer
 
 
@@ -256,9 +255,8 @@ def _become_rank(server: int, stdout: int, stderr: int, control: int) -> None:
     os.setpgid(0, 0)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if "[madvise]" in read_text("/sys/kernel/mm/transparent_hugepage/enabled"):
-        libc.prctl(
-            _PR_SET_THP_DISABLE, 1, 0, 0, 0
-        )  # the server's heap has pages of 2 MiB; what is new here need not
+        # The server's heap has pages of 2 MiB; what is new here need not.
+        libc.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
     if os.getppid() != server:  # it died before the line above
         os._exit(1)
     os.dup2(stdout, 1)
@@ -273,18 +271,17 @@ def _check_safe_to_fork() -> None:
     """Raise OSError, as fork does, when forking now would be wrong."""
     if (threads := len(os.listdir("/proc/self/task"))) != 1:
         raise OSError(f"it has {threads} threads")
-    if any(
-        "nvidia-uvm" in os.path.realpath(f"/proc/self/fd/{name}")
-        for name in os.listdir("/proc/self/fd")
-    ):
+    files = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+    if any("nvidia-uvm" in file for file in files):
         raise OSError("it has touched CUDA")
 
 
-def _enter_own_network() -> None:
+def _enter_private_network() -> None:
     """Leave the machine's network for one with a loopback only, where no other user can connect to
     a rank.
     """
-    user, group = os.getuid(), os.getgid()
+    user = os.getuid()
+    group = os.getgid()
     if libc.unshare(_CLONE_NEWNET) != 0:  # without root's rights, in a user namespace of our own
         if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
             raise PermissionError(
@@ -299,13 +296,12 @@ def _enter_own_network() -> None:
 
 def main(control: int, kernel_pid: int, run_directory: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the stop button is the kernel's business
-    signal.signal(
-        STACK_SIGNAL, signal.SIG_IGN
-    )  # inherited: an early stack request must not kill a rank
+    # Ranks inherit this: an early request for a stack must not kill one.
+    signal.signal(STACK_SIGNAL, signal.SIG_IGN)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if os.environ.get("LABKIT_OWN_NETWORK", "0") != "0":
-        _enter_own_network()
-    # Torch imports numpy, where that is installed
+        _enter_private_network()
+    # torch imports numpy too, where that is installed.
     for module in ("cloudpickle", "torch", "torch.distributed"):
         importlib.import_module(module)
     gc.collect()
@@ -317,9 +313,8 @@ def main(control: int, kernel_pid: int, run_directory: str) -> None:
         server.serve()
     finally:
         server.close()
-    shutil.rmtree(
-        run_directory, ignore_errors=True
-    )  # not after an error: the kernel reads its traceback there
+    # After an error it stays: the kernel reads its traceback there.
+    shutil.rmtree(run_directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

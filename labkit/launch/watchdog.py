@@ -37,9 +37,8 @@ class Look:
     num_ranks: int
     snapshots: Mapping[int, Snapshot]
     returned: frozenset[int]
-    stacks: Mapping[int, str] = field(
-        default_factory=dict
-    )  # of ranks that did not answer: what faulthandler wrote
+    # What faulthandler wrote of ranks that did not answer
+    stacks: Mapping[int, str] = field(default_factory=dict)
 
     def calls(self) -> dict[tuple[str, int, str], dict[int, Collective]]:
         """Return the unfinished collectives: (group, number, operation) -> rank -> its view of the
@@ -55,11 +54,8 @@ class Look:
         """Return the members that have finished a collective, or given up on it, while others are
         in it.
         """
-        return [
-            rank
-            for rank in call.ranks
-            if rank in self.snapshots and self.snapshots[rank].has_left(call)
-        ]
+        known = [rank for rank in call.ranks if rank in self.snapshots]
+        return [rank for rank in known if self.snapshots[rank].has_left(call)]
 
     def threads(self, rank: int) -> tuple[Thread, ...]:
         """Return a rank's threads, without the main thread of one that has returned."""
@@ -69,40 +65,40 @@ class Look:
         """Return whether a rank's main thread is in a communication call that it cannot leave by
         itself.
         """
-        return rank in self.snapshots and any(
-            thread.state == "waits" for thread in self.threads(rank)[:1]
-        )
+        if rank not in self.snapshots:
+            return False
+        first_thread = self.threads(rank)[:1]  # none if the rank has returned
+        return any(thread.state == "waits" for thread in first_thread)
 
     def standing(self) -> list[tuple[int, Standing]]:
         """Return the calls of NCCL's that ranks are inside."""
-        return [
-            (rank, thread.standing)
-            for rank in sorted(self.snapshots)
-            for thread in self.threads(rank)
-            if thread.standing
-        ]
+        calls = []
+        for rank in sorted(self.snapshots):
+            for thread in self.threads(rank):
+                if thread.standing:
+                    calls.append((rank, thread.standing))
+        return calls
 
     def is_at_rest(self) -> bool:
         """Return whether all ranks have answered, and nothing is on its way between them."""
-        snapshots = self.snapshots.values()
-        is_quiet = not any(
-            each.collectives or each.threads[1:] or each.unsettled for each in snapshots
-        )
-        last = {(group, number) for each in snapshots for group, number in each.started.items()}
-        is_even = len(last) == len(
-            {group for group, _ in last}
-        )  # all members have started equally many
-        return len(snapshots) == self.num_ranks and is_quiet and is_even
+        if len(self.snapshots) < self.num_ranks:
+            return False
+        last = set()  # of each group, the number of the last collective that a rank has started
+        for snapshot in self.snapshots.values():
+            if snapshot.collectives or snapshot.threads[1:] or snapshot.unsettled:
+                return False
+            last |= set(snapshot.started.items())
+        groups = {group for group, _ in last}
+        return len(last) == len(groups)  # all members have started equally many
 
     def can_go_on(self) -> bool:
         """Return whether a rank can go on by itself."""
-        if len(self.snapshots) < self.num_ranks or any(
-            snapshot.busy for snapshot in self.snapshots.values()
-        ):
+        if len(self.snapshots) < self.num_ranks:
             return True
-        return any(
-            thread.state == "runs" for rank in self.snapshots for thread in self.threads(rank)
-        )
+        for rank, snapshot in self.snapshots.items():
+            if snapshot.busy or any(thread.state == "runs" for thread in self.threads(rank)):
+                return True
+        return False
 
 
 class Watchdog:
@@ -115,7 +111,8 @@ class Watchdog:
 
     def sign_of_life(self, now: float) -> None:
         """Start again: a rank printed, returned or reported progress."""
-        self.last_sign, self._next_look = now, now + _QUIET_SECONDS
+        self.last_sign = now
+        self._next_look = now + _QUIET_SECONDS
         self._evidence: dict = {}
         self._still_looks = 0
 
@@ -123,11 +120,11 @@ class Watchdog:
         """Return the ranks that have stood in a call for longer than its limit, each
         with the call.
         """
-        return [
-            (rank, call)
-            for (rank, call), since in self._standing.items()
-            if now - since > call.limit_seconds + _GRACE_SECONDS
-        ]
+        calls = []
+        for (rank, call), since in self._standing.items():
+            if now - since > call.limit_seconds + _GRACE_SECONDS:
+                calls.append((rank, call))
+        return calls
 
     def is_due(self, now: float) -> bool:
         return now >= self._next_look
@@ -135,27 +132,35 @@ class Watchdog:
     def judge(self, now: float, look: Look) -> str:
         """Return ``"deadlock"``, ``"overdue"``, ``"note"`` (say where the ranks are), or ``""``."""
         self._standing = {call: self._standing.get(call, now) for call in look.standing()}
-        evidence = {
-            rank: (snapshot.threads, snapshot.ran) for rank, snapshot in look.snapshots.items()
-        }
-        has_run, self._evidence = evidence != self._evidence, evidence
         self._next_look = now + _LOOK_SECONDS
-        stuck = not look.can_go_on()
-        self._still_looks = 0 if not stuck else 1 if has_run else self._still_looks + 1
+        is_stuck = not look.can_go_on()
+        self._count_still_looks(look, is_stuck)
         if self._still_looks >= _STILL_LOOKS:
             return "deadlock"
         if self.overdue(now):
             return "overdue"
-        patience = (
-            _NOTE_SECONDS
-            if any(map(look.is_waiting, range(look.num_ranks)))
-            else _NOTE_RUNNING_SECONDS
-        )
-        if (
-            not stuck
-            and now - self.last_sign > patience
-            and now - self._noted >= _NOTE_AGAIN_SECONDS
-        ):
+        if not is_stuck and self._should_note(now, look):
             self._noted = now
             return "note"
         return ""
+
+    def _count_still_looks(self, look: Look, is_stuck: bool) -> None:
+        """Count the looks in a row in which all ranks were stuck and none had run since the one
+        before.
+        """
+        evidence = {}
+        for rank, snapshot in look.snapshots.items():
+            evidence[rank] = (snapshot.threads, snapshot.ran)
+        has_run = evidence != self._evidence
+        self._evidence = evidence
+        if not is_stuck:
+            self._still_looks = 0
+        elif has_run:
+            self._still_looks = 1  # this look is the first of a new row
+        else:
+            self._still_looks += 1
+
+    def _should_note(self, now: float, look: Look) -> bool:
+        any_waits = any(map(look.is_waiting, range(look.num_ranks)))
+        patience = _NOTE_SECONDS if any_waits else _NOTE_RUNNING_SECONDS
+        return now - self.last_sign > patience and now - self._noted >= _NOTE_AGAIN_SECONDS

@@ -20,14 +20,15 @@ _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * _MAX_DESCRIPTORS)
 class Connection:
     """One end of a socket pair: any thread may send, one at a time may read.
 
-    >>> ours, theirs = map(Connection, socket.socketpair())
-    >>> ours.send("result", 7)
-    >>> theirs.arrived()
+    >>> local, peer = map(Connection, socket.socketpair())
+    >>> local.send("result", 7)
+    >>> peer.arrived()
     [('result', 7)]
     """
 
     def __init__(self, end: socket.socket):
-        self.socket, self.is_open = end, True
+        self.socket = end
+        self.is_open = True
         self.descriptors: list[int] = []  # received, and not yet taken from here
         self._buffer = bytearray()
         self._sending = threading.RLock()
@@ -41,24 +42,22 @@ class Connection:
         """
         body = pickle.dumps(message, protocol=5)
         with contextlib.suppress(OSError), self._sending:
-            for first in range(
-                0, len(descriptors), _MAX_DESCRIPTORS
-            ):  # each batch needs a byte at least to go with
-                socket.send_fds(
-                    self.socket, [_LENGTH.pack(0)], descriptors[first : first + _MAX_DESCRIPTORS]
-                )
+            for first in range(0, len(descriptors), _MAX_DESCRIPTORS):
+                batch = descriptors[first : first + _MAX_DESCRIPTORS]
+                # They need at least one byte to go with: send an empty message.
+                socket.send_fds(self.socket, [_LENGTH.pack(0)], batch)
             self.socket.sendall(_LENGTH.pack(len(body)) + body)
 
     def arrived(self, flags: int = socket.MSG_DONTWAIT) -> list[tuple]:
         """Return the messages that have come in. Clear `is_open` when the other side is gone."""
         try:
-            data, carried, _, _ = self.socket.recvmsg(
-                1 << 18, _ANCILLARY_BYTES, flags
-            )  # recv_fds ignores the flags
+            # socket.recv_fds ignores the flags.
+            data, carried, _, _ = self.socket.recvmsg(1 << 18, _ANCILLARY_BYTES, flags)
         except BlockingIOError:
             return []
         except OSError:  # it was killed before it had read all that was sent to it
-            data, carried = b"", []
+            data = b""
+            carried = []
         self.is_open = bool(data)
         for _, _, descriptors in carried:
             self.descriptors += memoryview(descriptors).cast("i")
@@ -86,9 +85,8 @@ class Connection:
             if len(self._buffer) < end:
                 break
             body = self._buffer[_LENGTH.size : end]
-            del self._buffer[
-                :end
-            ]  # first: unpickling can collect garbage, such as a forgotten World, which reads too
+            # Before unpickling, which can collect garbage: a forgotten World, which reads here too.
+            del self._buffer[:end]
             if body:
                 messages.append(pickle.loads(body))
         return messages

@@ -84,17 +84,13 @@ class World(contextlib.AbstractContextManager):
             )
         if backend not in ("auto", "gloo", "nccl"):
             raise ValueError(f"backend={backend!r} is unknown: use 'auto', 'gloo' or 'nccl'")
-        if (
-            not isinstance(timeout_seconds, Real) or not 0 < timeout_seconds <= 1e6
-        ):  # torch counts nanoseconds
-            raise ValueError(
-                f"timeout_seconds={timeout_seconds!r} must be a number above 0, and at most "
-                "a million"
-            )
+        # The upper limit is there because torch counts nanoseconds.
+        if not isinstance(timeout_seconds, Real) or not 0 < timeout_seconds <= 1e6:
+            rule = "must be a number above 0, and at most a million"
+            raise ValueError(f"timeout_seconds={timeout_seconds!r} {rule}")
         if "LABKIT_WORLD" in os.environ:
-            raise RuntimeError(
-                "launch was called on a rank: only the notebook (or script) itself can launch ranks"
-            )
+            rule = "only the notebook (or script) itself can launch ranks"
+            raise RuntimeError(f"launch was called on a rank: {rule}")
         self.ended = ""  # why, once it has
         self.was_freed = False  # and connected anew, after the latest fault
         self._one_call = threading.Lock()  # at a time: a second thread waits its turn
@@ -102,18 +98,18 @@ class World(contextlib.AbstractContextManager):
             server = client.current_server(interrupt)
             self.backend, why = choose_backend(backend, self.world_size, server.gpu_count())
             _say_if_new(why)
+            environment = dict(os.environ)
+            if strict:
+                environment["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
             settings = {
                 "world_size": self.world_size,
                 "backend": self.backend,
                 "timeout_seconds": timeout_seconds,
+                "environment": environment,
             }
-            settings["environment"] = os.environ | (
-                {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if strict else {}
-            )
             self._ranks = Ranks(server, self.world_size, settings)
-            self._finalizer = weakref.finalize(
-                self, self._ranks.end, kill=True
-            )  # a world that nobody closed
+            # For a world that nobody closes.
+            self._finalizer = weakref.finalize(self, self._ranks.end, kill=True)
             self._finalizer.atexit = False  # the server sees to that
             if interrupt.requested:
                 self._end("it was interrupted while it started", kill=True)
@@ -174,17 +170,19 @@ def _pickled_call(fn, args: tuple, kwargs: dict) -> list[memoryview]:
         raise ValueError(
             f"the working directory is gone, {gone}: choose a different one with os.chdir"
         ) from None
+    cells = {}
+    for name, entry in linecache.cache.items():
+        if is_cell(name) and len(entry) == 4:  # a shorter one has not been read
+            cells[name] = entry
     settings = {
         "environment": dict(os.environ),
         "working_directory": here,
         "sys_path": [path or here for path in sys.path],
-        "cells": {
-            name: entry
-            for name, entry in linecache.cache.items()
-            if is_cell(name) and len(entry) == 4
-        },
+        "cells": cells,
     }
     try:
-        return pickled((settings, [*map(pickle.PickleBuffer, pickled((fn, args, kwargs)))]))
+        # The call is a pickle inside a pickle: its bytes are carried as they are.
+        call = [*map(pickle.PickleBuffer, pickled((fn, args, kwargs)))]
+        return pickled((settings, call))
     except Exception as error:
         raise ValueError(why_not(error, fn, args, kwargs)) from None

@@ -16,7 +16,7 @@ from torch import nn
 from labkit.partition import check_divides
 from labkit.placement import PlacedModule, Placement
 from labkit.sizes import check_number, check_size
-from labkit.tensor_parallel.dropout import own_random_stream
+from labkit.tensor_parallel.dropout import local_random_stream
 from labkit.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from labkit.tensor_parallel.operators import copy_to_tp
 
@@ -117,10 +117,8 @@ class ParallelSelfAttention(nn.Module):
         check_divides(kv_heads, "num_attention_heads", num_heads, parts_name="num_query_groups")
         check_divides(group.size(), "num_query_groups", kv_heads)
         if attend is not None and dropout:
-            raise ValueError(
-                f"dropout={dropout} acts on attention weights, which attend= never has: use "
-                "dropout=0"
-            )
+            fault = f"dropout={dropout} acts on attention weights, which attend= never has"
+            raise ValueError(f"{fault}: use dropout=0")
         self.group = group
         self.head_size = hidden_size // num_heads
         self.heads_per_group = num_heads // kv_heads
@@ -139,9 +137,8 @@ class ParallelSelfAttention(nn.Module):
     def forward(self, x: torch.Tensor, rotation: torch.Tensor | None = None) -> torch.Tensor:
         """Attend to x; ``rotation`` [2, seq, head_size/2] is for `apply_rotary`."""
         qkv, _ = self.qkv(x)
-        q, k, v = self._heads(
-            qkv
-        )  # [batch, heads/t, seq, head_size], k and v with fewer heads if grouped
+        # [batch, heads/t, seq, head_size], k and v with fewer heads if grouped
+        q, k, v = self._heads(qkv)
         if rotation is not None:
             q = apply_rotary(q, rotation)
             k = apply_rotary(k, rotation)
@@ -152,19 +149,18 @@ class ParallelSelfAttention(nn.Module):
 
     def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
         g = self.heads_per_group
-        blocks = qkv.unflatten(
-            -1, (g + 2, -1, self.head_size)
-        )  # [batch, seq, g + 2, kv heads/t, head_size]
+        # [batch, seq, g + 2, kv heads/t, head_size]
+        blocks = qkv.unflatten(-1, (g + 2, -1, self.head_size))
         by_head = blocks.permute(0, 3, 2, 1, 4)  # [batch, kv heads/t, g + 2, seq, head_size]
-        return tuple(each.flatten(1, 2) for each in by_head.split([g, 1, 1], 2))
+        q, k, v = by_head.split([g, 1, 1], 2)
+        return q.flatten(1, 2), k.flatten(1, 2), v.flatten(1, 2)
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         dropout_p = self.dropout if self.training else 0.0
         grouped = self.heads_per_group > 1
-        own_masks = (
-            own_random_stream(self.group, q.device) if dropout_p else nullcontext()
-        )  # heads differ by rank
-        with own_masks:
+        # The heads differ from rank to rank, and so must the masks.
+        local_masks = local_random_stream(self.group, q.device) if dropout_p else nullcontext()
+        with local_masks:
             return F.scaled_dot_product_attention(
                 q, k, v, dropout_p=dropout_p, is_causal=True, enable_gqa=grouped
             )
@@ -182,9 +178,8 @@ def rotation(
     """
     evens = torch.arange(0, head_size, 2, device=positions.device, dtype=torch.float64)  # 2i
     frequencies = base ** -(evens / head_size)
-    angles = (
-        positions[:, None] * frequencies
-    )  # in float64: position 100,000 in float32 has an error of 0.01
+    # In float64: position 100,000 in float32 has an error of 0.01.
+    angles = positions[:, None] * frequencies
     return torch.stack([angles.cos(), angles.sin()]).to(torch.promote_types(dtype, torch.float32))
 
 
@@ -221,10 +216,9 @@ class _ReplicatedNorm(PlacedModule):
         super().__init__(hidden_size, eps=eps, **factory)
         self.group = group
         self.reduces_in_backward = sequence_parallel and not defer_grad_reduce
-        whole = Placement(
-            copy_groups=(group,), defer_grad_reduce=sequence_parallel and defer_grad_reduce
-        )
-        self.place(weight=whole, bias=whole)
+        deferred = sequence_parallel and defer_grad_reduce
+        replicated = Placement(copy_groups=(group,), defer_grad_reduce=deferred)
+        self.set_placements(weight=replicated, bias=replicated)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weights = tuple(self.parameters())

@@ -30,9 +30,9 @@ def seed_replicas(seed: int, groups: ProcessGroups) -> None:
 
 
 @contextmanager
-def own_random_stream(group: dist.ProcessGroup, device: torch.device) -> Iterator[None]:
-    """Give this rank its own random stream inside the block; the default generator advances by one
-    number.
+def local_random_stream(group: dist.ProcessGroup, device: torch.device) -> Iterator[None]:
+    """Give this rank a random stream of its own inside the block; the default generator advances by
+    one number.
     """
     common_seed = int(torch.randint(1 << 40, ()))
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -59,5 +59,5 @@ class ShardedDropout(nn.Dropout):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training or self.p == 0.0:
             return x
-        with own_random_stream(self.group, x.device):
+        with local_random_stream(self.group, x.device):
             return super().forward(x)

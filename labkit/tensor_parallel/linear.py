@@ -7,6 +7,7 @@ Source: arXiv 1909.08053, section 3; argument names as in Megatron-LM.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -67,7 +68,8 @@ class ParallelLinear(ShardedWeight):
         self.defer_grad_reduce = defer_grad_reduce and sequence_parallel
         self.bias = nn.Parameter(torch.empty_like(self.weight[:, 0])) if bias else None
         replicated = Placement(copy_groups=(group,), defer_grad_reduce=self.defer_grad_reduce)
-        self.place(bias=placement_of(self.weight) if self.partition_dim == 0 else replicated)
+        like_weight = placement_of(self.weight)
+        self.set_placements(bias=like_weight if self.partition_dim == 0 else replicated)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -80,6 +82,15 @@ class ColumnParallelLinear(ParallelLinear):
     """A linear layer whose outputs are divided among the ranks; weight [out/t, in], bias [out/t].
 
         X [ A_1 | A_2 ]  =  [ X A_1 | X A_2 ]  =  [ Y_1 | Y_2 ]          rank i computes Y_i = X A_i
+
+    Communication, if x [..., in] has n bytes:
+
+    - forward: none. With ``gather_output`` the outputs are all-gathered: of m bytes in all, each
+      rank sends (t - 1)/t m.
+    - backward: the gradients of x are all-reduced while the rank computes that of its weight; each
+      rank sends 2 (t - 1)/t n.
+    - with ``sequence_parallel``: forward all-gathers x; backward does that again, and
+      reduce-scatters its gradients. Each of these sends (t - 1)/t n.
 
     ``forward(x)`` returns ``(output, output_bias)``. x: [..., in], replicated. Output:
     [..., out/t].
@@ -113,10 +124,8 @@ class ColumnParallelLinear(ParallelLinear):
         **options,
     ):
         if gather_output and options.get("sequence_parallel"):
-            raise ValueError(
-                "sequence_parallel=True leaves each rank its own outputs: use "
-                "gather_output=False with it"
-            )
+            fault = "sequence_parallel=True leaves each rank its own outputs"
+            raise ValueError(f"{fault}: use gather_output=False with it")
         super().__init__(input_size, output_size, group, **options)
         self.gather_output = gather_output
 
@@ -142,6 +151,15 @@ class RowParallelLinear(ParallelLinear):
                       [ A_1 ]
         [ X_1 | X_2 ] [-----]  =  X_1 A_1 + X_2 A_2  =  Y        rank i computes X_i A_i,
                       [ A_2 ]                                    then all-reduce
+
+    Communication, if the output [..., out] has n bytes:
+
+    - forward: the ranks' products are all-reduced; each rank sends 2 (t - 1)/t n.
+    - backward: none, because each rank has the gradient of the sum. Without ``input_is_parallel``
+      the gradients of the slices of x are all-gathered.
+    - with ``sequence_parallel``: a reduce-scatter in forward, and an all-gather of the gradient in
+      backward; each sends (t - 1)/t n. Backward also all-reduces the bias's gradient, unless
+      ``defer_grad_reduce`` leaves that to the end of the step.
 
     ``forward(x)`` returns ``(output, output_bias)``. x: [..., in/t] with ``input_is_parallel``,
     otherwise [..., in], replicated. Output: [..., out]. The bias is added once, after the sum.
@@ -169,10 +187,8 @@ class RowParallelLinear(ParallelLinear):
         **options,
     ):
         if not input_is_parallel and options.get("sequence_parallel"):
-            raise ValueError(
-                "sequence_parallel=True starts from divided inputs: use "
-                "input_is_parallel=True with it"
-            )
+            fault = "sequence_parallel=True starts from divided inputs"
+            raise ValueError(f"{fault}: use input_is_parallel=True with it")
         super().__init__(input_size, output_size, group, **options)
         self.input_is_parallel = input_is_parallel
 
@@ -188,9 +204,8 @@ class RowParallelLinear(ParallelLinear):
         output = reduce(F.linear(x, self.weight), self.group)  # the sum of X_i A_i
         bias = self.bias
         if bias is not None and self.sequence_parallel and not self.defer_grad_reduce:
-            bias = copy_to_tp(
-                bias, self.group
-            )  # each rank adds it to its own slice, so its gradient is partial
+            # Each rank adds it to its own slice of the sequence, so its gradient is partial.
+            bias = copy_to_tp(bias, self.group)
         if self.skip_bias_add or bias is None:
             return output, bias
         return output + bias, None
@@ -207,7 +222,8 @@ def column_linear(
     refuse_autocast("a column-parallel layer", x.device)
     if group.size() == 1:
         return F.linear(x, weight, bias)
-    return _ColumnLinear.apply(x, weight, bias, group, sequence_parallel)  # pyright: ignore[reportReturnType]
+    output: Any = _ColumnLinear.apply(x, weight, bias, group, sequence_parallel)
+    return output
 
 
 class _ColumnLinear(torch.autograd.Function):
@@ -218,9 +234,8 @@ class _ColumnLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, group, sequence_parallel):
-        ctx.save_for_backward(
-            x, weight
-        )  # with sequence_parallel only this rank's slice of x, to save memory
+        # With sequence_parallel only this rank's slice of x is saved, as Megatron-LM does.
+        ctx.save_for_backward(x, weight)
         ctx.group = group
         ctx.sequence_parallel = sequence_parallel
         if sequence_parallel:

@@ -80,16 +80,16 @@ def all_gather(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Ten
 def start_all_gather(x: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, dist.Work]:
     """Start to gather all ranks' x, [t, *x.shape]; the result is valid after ``work.wait()``."""
     shards = x.new_empty(group.size(), *x.shape)
-    return shards, all_gather_single(
-        shards.flatten(0, 1), x.contiguous(), group=group, async_op=True
-    )
+    flat = shards.flatten(0, 1)  # a view: torch wants the ranks' tensors one after the other
+    work = all_gather_single(flat, x.contiguous(), group=group, async_op=True)
+    return shards, work
 
 
 def reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
     """Return this rank's slice along ``dim`` of the sum of all ranks' x."""
-    mine, work = start_reduce_scatter(x, group, dim)
+    local, work = start_reduce_scatter(x, group, dim)
     work.wait()
-    return mine
+    return local
 
 
 def start_reduce_scatter(
@@ -97,11 +97,12 @@ def start_reduce_scatter(
 ) -> tuple[torch.Tensor, dist.Work]:
     """Start a `reduce_scatter`; the result is valid after ``work.wait()``."""
     slices = torch.cat(_slices(x, group, dim))  # one tensor: gloo would reduce a list one by one
-    mine = torch.empty_like(slices[: len(slices) // group.size()])
-    return mine, reduce_scatter_single(mine, slices, group=group, async_op=True)
+    local = torch.empty_like(slices[: len(slices) // group.size()])
+    work = reduce_scatter_single(local, slices, group=group, async_op=True)
+    return local, work
 
 
-def own_slice(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+def local_slice(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
     """Return a copy of this rank's slice of x along ``dim``."""
     return _slices(x, group, dim)[group.rank()].clone(memory_format=torch.contiguous_format)
 
@@ -114,8 +115,19 @@ def _slices(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> tuple[torch.
 
 # -- the operators ---------------------------------------------------------------------------------
 
+#                              the value in forward        its gradient in backward
+# copy_to_tp                   replicated -> replicated    partial    -> replicated
+# reduce_from_tp               partial    -> replicated    replicated -> replicated
+# scatter_to_tp, _sequence     replicated -> sharded       sharded    -> replicated
+# gather_from_tp               sharded    -> replicated    replicated -> sharded
+# gather_from_sequence         sharded    -> replicated    partial    -> sharded
+# reduce_scatter_to_sequence   partial    -> sharded       sharded    -> replicated
+#
 # gather_from_sequence feeds sharded work, whose gradients are partial; gather_from_tp feeds
-# replicated work. At the end of a row: what becomes of x [..., s, h] in forward.
+# replicated work. At the end of a row below: what becomes of x [..., s, h] in forward.
+#
+# What a rank sends, of x with n bytes before it is cut or after it is gathered: an all-gather or a
+# reduce-scatter (t - 1)/t n, an all-reduce twice that; identity and local_slice send nothing.
 HIDDEN = (HIDDEN_DIM,)
 SEQUENCE = (SEQUENCE_DIM,)
 
@@ -123,9 +135,9 @@ SEQUENCE = (SEQUENCE_DIM,)
 #                                     forward         backward
 copy_to_tp                 = Operator(identity,       all_reduce)                # "f" in the paper
 reduce_from_tp             = Operator(all_reduce,     identity)                  # "g" in the paper
-scatter_to_tp              = Operator(own_slice,      all_gather,     HIDDEN)    # h -> h/t
-gather_from_tp             = Operator(all_gather,     own_slice,      HIDDEN)    # h/t -> h
-scatter_to_sequence        = Operator(own_slice,      all_gather,     SEQUENCE)  # s -> s/t
+scatter_to_tp              = Operator(local_slice,    all_gather,     HIDDEN)    # h -> h/t
+gather_from_tp             = Operator(all_gather,     local_slice,    HIDDEN)    # h/t -> h
+scatter_to_sequence        = Operator(local_slice,    all_gather,     SEQUENCE)  # s -> s/t
 gather_from_sequence       = Operator(all_gather,     reduce_scatter, SEQUENCE)  # s/t -> s
 reduce_scatter_to_sequence = Operator(reduce_scatter, all_gather,     SEQUENCE)  # s -> s/t
 # fmt: on

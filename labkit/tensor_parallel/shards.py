@@ -13,11 +13,11 @@ from torch import nn
 
 from labkit.groups import local_device
 from labkit.partition import chunks_of_rank
-from labkit.placement import PlacedModule, Placement, Shard, placement_of, whole_size
+from labkit.placement import PlacedModule, Placement, Shard, placement_of, unsharded_size
 from labkit.tensor_parallel.operators import all_gather
 
 
-def own_shard(
+def local_shard(
     master: torch.Tensor, group: dist.ProcessGroup, dim: int, stride: int = 1
 ) -> torch.Tensor:
     """Return this rank's shard of a master weight, divided along ``dim`` by `chunks_of_rank`,
@@ -51,10 +51,10 @@ class ShardedWeight(PlacedModule):
         self.init_method = init_method
         self.keep_master_weight = keep_master_weight_for_test
         self.master_weight: torch.Tensor | None = None
-        own_sizes = list(sizes)
-        own_sizes[dim] = -(-sizes[dim] // group.size())  # rounded up: the last shards are padded
-        self.weight = nn.Parameter(torch.empty(own_sizes, **factory))
-        self.place(weight=Placement((Shard(dim, sizes[dim], group, stride),)))
+        local_sizes = list(sizes)
+        local_sizes[dim] = -(-sizes[dim] // group.size())  # rounded up: the last shards are padded
+        self.weight = nn.Parameter(torch.empty(local_sizes, **factory))
+        self.set_placements(weight=Placement((Shard(dim, sizes[dim], group, stride),)))
 
     def reset_parameters(self) -> None:
         """Let every rank `draw` the weight.
@@ -64,21 +64,20 @@ class ShardedWeight(PlacedModule):
         """
         master = draw(self.weight, self.init_method)
         if master is not None and self.group.size() > 1:
-            fingerprint = master.sum(dtype=torch.float64).nan_to_num().item()
-            bounds = torch.tensor(
-                [fingerprint, -fingerprint], dtype=torch.float64, device=local_device()
-            )
-            dist.all_reduce(
-                bounds, dist.ReduceOp.MAX, group=self.group
-            )  # the highest, and minus the lowest
-            if bounds[0] != -bounds[1]:
-                raise ValueError(
-                    "the ranks of this tensor-parallel group drew different weights of "
-                    f"shape {list(self.sizes)}: "
-                    "set the same seed on all of them before the layer is made, for example "
-                    "torch.manual_seed(1234)"
-                )
+            self._check_same_on_all_ranks(master)
         self.master_weight = master if self.keep_master_weight else None
+
+    def _check_same_on_all_ranks(self, master: torch.Tensor) -> None:
+        total = master.sum(dtype=torch.float64).nan_to_num().item()
+        bounds = torch.tensor([total, -total], dtype=torch.float64, device=local_device())
+        dist.all_reduce(bounds, dist.ReduceOp.MAX, group=self.group)
+        highest, minus_lowest = bounds.tolist()
+        if highest != -minus_lowest:
+            fault = "the ranks of this tensor-parallel group drew different weights of shape"
+            way_out = "set the same seed on all of them before the layer is made"
+            raise ValueError(
+                f"{fault} {list(self.sizes)}: {way_out}, for example torch.manual_seed(1234)"
+            )
 
     def extra_repr(self) -> str:
         return f"weight={tuple(self.sizes)}, tp_size={self.group.size()}"
@@ -88,15 +87,15 @@ class ShardedWeight(PlacedModule):
 def draw(
     weight: nn.Parameter, init_method: Callable[[torch.Tensor], object]
 ) -> torch.Tensor | None:
-    """Draw the whole of a weight on the CPU, and keep this rank's shard; on the meta device, do
-    nothing.
+    """Draw the unsharded weight on the CPU, keep this rank's shard, and return all of it; on the
+    meta device, do nothing.
     """
     if weight.is_meta:
         return None
-    whole = torch.empty(whole_size(weight), dtype=weight.dtype, device="cpu")
-    init_method(whole)
-    weight.copy_(shard_like(whole, weight))
-    return whole
+    master = torch.empty(unsharded_size(weight), dtype=weight.dtype, device="cpu")
+    init_method(master)
+    weight.copy_(shard_like(master, weight))
+    return master
 
 
 def shard_of(parameter: nn.Parameter) -> Shard | None:
@@ -106,25 +105,25 @@ def shard_of(parameter: nn.Parameter) -> Shard | None:
     return next(iter(placement_of(parameter).shards), None)
 
 
-def gather_whole(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+def unshard(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
     """Return on every rank the whole of a tensor that is sharded like the parameter, such as its
     gradient.
     """
     for shard in placement_of(parameter).shards:
-        if shard.group.size() > 1:
+        tp_size = shard.group.size()
+        if tp_size > 1:
             gathered = all_gather(tensor.detach(), shard.group, shard.dim).movedim(shard.dim, -1)
-            whole = transpose_chunks(gathered, shard.group.size(), shard.stride)[
-                ..., : shard.whole_size
-            ]
-            tensor = whole.movedim(-1, shard.dim)
+            padded = transpose_chunks(gathered, tp_size, shard.stride)
+            tensor = padded[..., : shard.unsharded_size].movedim(-1, shard.dim)
     return tensor
 
 
-def shard_like(whole: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    """Return this rank's shard of a whole tensor: the inverse of `gather_whole`."""
+def shard_like(unsharded: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+    """Return this rank's shard of a whole tensor: the inverse of `unshard`."""
+    tensor = unsharded
     for shard in placement_of(parameter).shards:
-        whole = own_shard(whole, shard.group, shard.dim, shard.stride)
-    return whole
+        tensor = local_shard(tensor, shard.group, shard.dim, shard.stride)
+    return tensor
 
 
 def transpose_chunks(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:

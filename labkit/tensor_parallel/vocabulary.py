@@ -21,6 +21,12 @@ from labkit.tensor_parallel.shards import ShardedWeight
 class VocabParallelEmbedding(ShardedWeight):
     """An embedding sharded along the vocabulary; weight [V'/t, d].
 
+    Communication, if the vectors [..., seq, d] have n bytes: each rank looks up its own words, has
+    zeros for all others, and forward all-reduces them; a rank sends 2 (t - 1)/t n. Backward sends
+    nothing. With ``sequence_parallel`` it is a reduce-scatter in forward and an all-gather in
+    backward, (t - 1)/t n each. As an output layer it is a column-parallel layer, with that one's
+    messages.
+
     V' is ``num_embeddings`` rounded up to a multiple of t. The added rows are zero and never looked
     up. ``forward(ids)`` takes ids [..., seq] and returns [..., seq, d] on every rank, or with
     ``sequence_parallel`` this rank's [..., seq/t, d]. As a tied output layer it takes such hidden
@@ -43,9 +49,8 @@ class VocabParallelEmbedding(ShardedWeight):
     ):
         self.num_embeddings = check_size("num_embeddings", num_embeddings)
         self.embedding_dim = check_size("embedding_dim", embedding_dim)
-        super().__init__(
-            (self.num_embeddings, self.embedding_dim), 0, group, init_method, **options
-        )
+        sizes = (self.num_embeddings, self.embedding_dim)
+        super().__init__(sizes, 0, group, init_method, **options)
         self.sequence_parallel = sequence_parallel
         self.first_word = group.rank() * len(self.weight)
         self.reset_parameters()
@@ -56,9 +61,8 @@ class VocabParallelEmbedding(ShardedWeight):
             return column_linear(x, self.weight, None, self.group, self.sequence_parallel)
         ids = _checked("ids", x, self.num_embeddings)
         row, elsewhere = _local_index(ids, self.first_word, self.weight.size(0))
-        vectors = F.embedding(row, self.weight).masked_fill(
-            elsewhere.unsqueeze(-1), 0.0
-        )  # another rank has the word
+        vectors = F.embedding(row, self.weight)
+        vectors = vectors.masked_fill(elsewhere.unsqueeze(-1), 0.0)  # another rank has the word
         reduce = reduce_scatter_to_sequence if self.sequence_parallel else reduce_from_tp
         return reduce(vectors, self.group)
 
@@ -97,9 +101,8 @@ def vocab_parallel_cross_entropy(
     logits = logits_shard.to(torch.promote_types(logits_shard.dtype, torch.float32))
     column = target.masked_fill(ignored, 0).unsqueeze(-1)
     losses = _CrossEntropy.apply(logits, column, group, label_smoothing, words).squeeze(-1)
-    losses = losses.masked_fill(
-        ignored, 0.0
-    )  # not times 0: an ignored token may have a loss of nan
+    # Filled, not multiplied by 0: an ignored token may have a loss of nan.
+    losses = losses.masked_fill(ignored, 0.0)
     if reduction != "none":
         losses = losses.sum()
     if reduction == "mean":
@@ -116,26 +119,25 @@ def _num_words(
     width = logits_shard.size(-1) * group.size()
     words = width if vocab_size is None else check_size("vocab_size", vocab_size)
     if words > width:
-        raise ValueError(
-            f"vocab_size={words} is more than the {width} words that the ranks have: use at "
-            f"most {width}"
-        )
+        fault = f"vocab_size={words} is more than the {width} words that the ranks have"
+        raise ValueError(f"{fault}: use at most {width}")
     shape = logits_shard.shape[:-1]
     if target.shape != shape:
         raise ValueError(
             f"target has shape {list(target.shape)}: logits of so many tokens need {list(shape)}"
         )
     if not logits_shard.is_floating_point():
-        raise ValueError(
-            f"logits have dtype {logits_shard.dtype}: use a floating-point type, such as "
-            "torch.float32"
-        )
+        way_out = "use a floating-point type, such as torch.float32"
+        raise ValueError(f"logits have dtype {logits_shard.dtype}: {way_out}")
     return words
 
 
 class _CrossEntropy(torch.autograd.Function):
     """Per token, [..., 1]: log Z - the target's logit, with Z = the sum over words of
     exp(logit).
+
+    Communication: forward all-reduces the highest logit of each token, and then three sums. So a
+    rank sends 2 (t - 1)/t times four numbers per token. Backward sends nothing.
     """
 
     @staticmethod
@@ -143,11 +145,15 @@ class _CrossEntropy(torch.autograd.Function):
         width = logits.size(-1)
         first = group.rank() * width
         is_word = first + torch.arange(width, device=logits.device) < vocab_size  # else padding
+
+        # The highest logit of each token over all ranks: after it is subtracted, no exp overflows.
         shifted = logits.masked_fill(~is_word, float("-inf"))
         highest = shifted.amax(-1, keepdim=True)
         if group.size() > 1:
             dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
-        shifted -= highest  # no exp can overflow
+        shifted -= highest
+
+        # The target's logit: one rank has it, and all others add 0 to it.
         column, elsewhere = _local_index(target, first, width)
         target_logit = shifted.gather(-1, column).masked_fill(elsewhere, 0.0)
         all_logits = torch.zeros_like(highest)
@@ -162,11 +168,11 @@ class _CrossEntropy(torch.autograd.Function):
         ctx.save_for_backward(logits, highest, normaliser, column, elsewhere, is_word)
         ctx.label_smoothing = label_smoothing
         ctx.vocab_size = vocab_size
+
         losses = normaliser.log() - target_logit
         if label_smoothing:  # 0 times the infinite loss of a word at -inf would be nan
-            losses = (1 - label_smoothing) * losses + label_smoothing * (
-                normaliser.log() - all_logits / vocab_size
-            )
+            mean_over_words = normaliser.log() - all_logits / vocab_size
+            losses = (1 - label_smoothing) * losses + label_smoothing * mean_over_words
         return losses
 
     @staticmethod
@@ -179,9 +185,9 @@ class _CrossEntropy(torch.autograd.Function):
         # result.
         result = logits.masked_fill(~is_word, float("-inf")).sub_(highest).exp_()
         result.div_(normaliser)  # the softmax
-        result.sub_(smooth).scatter_add_(
-            -1, column, -hit
-        )  # minus what is wanted: (1 - e) + e/V, or e/V
+        # Subtract what is wanted: e/V of each word, and of the target (1 - e) more.
+        result.sub_(smooth)
+        result.scatter_add_(-1, column, -hit)
         result.mul_(grad)
         return result, None, None, None, None
 
@@ -189,8 +195,8 @@ class _CrossEntropy(torch.autograd.Function):
 def _local_index(
     words: torch.Tensor, first: int, num_words: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each word's index among this rank's own, and a mask of the words of other ranks, whose
-    index is 0.
+    """Return each word's index among this rank's words, and a mask of the words of other ranks,
+    whose index is 0.
     """
     index = words - first
     elsewhere = (index < 0) | (index >= num_words)

@@ -66,7 +66,7 @@ def is_layer(public) -> bool:
 def test_every_layer_is_tested():
     packages = [tensor_parallel, context_parallel, expert_parallel]
     public = [getattr(package, name) for package in packages for name in package.__all__]
-    assert {each for each in public if is_layer(each)} - ELEMENTWISE == set(CALLS)
+    assert {cls for cls in public if is_layer(cls)} - ELEMENTWISE == set(CALLS)
 
 
 def refuse_autocast():

@@ -21,9 +21,9 @@ def small_sums(config):
             trainer.compute_gradients()
         group = tuple(trainer.groups.layout.group_of(trainer.groups.rank, "tp"))
         tokens = config.micro_batch_size * config.seq_length * 8  # bytes; the loss sends so much, and three times that
-        sums = [each for each in log.records if each.operation == "all_reduce" and each.group == group]
+        sums = [record for record in log.records if record.operation == "all_reduce" and record.group == group]
         at_the_end = 32  # two losses, the norm, and whether a rank wants to end
-        return len([each for each in sums if each.message_bytes not in (at_the_end, tokens, 3 * tokens)])
+        return len([record for record in sums if record.message_bytes not in (at_the_end, tokens, 3 * tokens)])
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 4])
@@ -38,11 +38,10 @@ def gradient_messages(config):
     with training(config) as trainer:
         with communication_log() as log:
             trainer.compute_gradients()
-        ours = tuple(trainer.groups.layout.group_of(trainer.groups.rank, "dp"))
-        sent = [each for each in log.records if each.group == ours and each.message_bytes > 1000]
-        return {
-            name: len([each for each in sent if each.operation == name]) for name in ("all_gather", "reduce_scatter")
-        }
+        dp_ranks = tuple(trainer.groups.layout.group_of(trainer.groups.rank, "dp"))
+        sent = [record for record in log.records if record.group == dp_ranks and record.message_bytes > 1000]
+        operations = [record.operation for record in sent]
+        return {name: operations.count(name) for name in ("all_gather", "reduce_scatter")}
 
 
 @pytest.mark.parametrize(("zero_stage", "gathers", "scatters"), [(1, 1, 1), (2, 1, 2), (3, 4, 2)])

@@ -39,11 +39,11 @@ def world():
         return worlds[world_size]
 
     yield of_size
-    for each in worlds.values():
-        each.__exit__(None, None, None)
+    for made in worlds.values():
+        made.__exit__(None, None, None)
 
 
-def sums_and_place(layout):
+def sums_and_coords(layout):
     """What one rank finds: the sum of the ranks in each of its groups, and its place."""
     with init_groups(layout) as groups:
         sums = {}
@@ -65,7 +65,7 @@ def is_at_an_end(groups):
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.world_size} {layout.order} {layout.pp_size}")
 def test_an_all_reduce_of_ranks_gives_each_group_s_sum(world, layout):
-    answers = world(layout.world_size).run(sums_and_place, layout)
+    answers = world(layout.world_size).run(sums_and_coords, layout)
     for rank, (sums, coords, device) in enumerate(answers):
         members = {name: layout.group_of(rank, *axes) for name, axes in AXES_OF_GROUP.items()}
         members.update(("embedding", group) for group in embedding_groups(layout) if rank in group)
@@ -248,10 +248,10 @@ def test_groups_of_a_large_world(fake_world, sizes, rank, order):
 def test_a_middle_stage_can_call_the_embedding_group_without_harm(fake_world):
     fake_world(5, 8)
     groups = init_groups(ParallelLayout(8, pp_size=4))  # stages 0,1 2,3 4,5 6,7: rank 5 is in the middle
-    mine = torch.tensor([5.0])
+    value = torch.tensor([5.0])
     with pytest.warns(UserWarning, match="does not belong to the given group"):
-        dist.all_reduce(mine, group=groups.embedding)
-    assert mine.tolist() == [5.0]
+        dist.all_reduce(value, group=groups.embedding)
+    assert value.tolist() == [5.0]
 
 
 @pytest.mark.parametrize(
@@ -325,9 +325,9 @@ def test_gathers_that_run_ahead_hold_up_no_other_messages_on_nccl():
         ParallelLayout(4, tp_size=2, pp_size=2, expert_tp_size=1),
         ParallelLayout(8, cp_size=2, ep_size=4, order="tp-cp-dp-ep-pp"),
     ):
-        own = {"shard", "expert_shard"}
+        separate = {"shard", "expert_shard"}
         for names, groups in groups_to_make(other, has_nccl=True).items():  # a rank alone sends nothing
-            assert len(groups[0]) == 1 or own.issuperset(names) or own.isdisjoint(names)
+            assert len(groups[0]) == 1 or separate.issuperset(names) or separate.isdisjoint(names)
     alone = ParallelLayout(8, tp_size=8)
     assert groups_to_make(alone) == groups_to_make(alone, has_nccl=True)
 

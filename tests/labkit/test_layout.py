@@ -40,20 +40,20 @@ def shapes(world_size: int, length: int = 4) -> list[tuple[int, ...]]:
 
 def brute_force(shape: tuple[int, ...]) -> tuple[list[tuple[int, ...]], dict[tuple[int, ...], list[list[int]]]]:
     """Coordinates of each rank, and the groups of each subset of positions, by four nested loops."""
-    places = []
+    coords_of_ranks = []
     for d in range(shape[3]):
         for c in range(shape[2]):
             for b in range(shape[1]):
                 for a in range(shape[0]):  # the fastest
-                    places.append((a, b, c, d))
+                    coords_of_ranks.append((a, b, c, d))
     groups = {}
     for subset in SUBSETS:
         outside = [i for i in range(4) if i not in subset]
         members: dict[tuple[int, ...], list[int]] = {}
-        for rank, place in enumerate(places):  # rank order, so groups come by first member and members ascend
-            members.setdefault(tuple(place[i] for i in outside), []).append(rank)
+        for rank, coords in enumerate(coords_of_ranks):  # rank order, so groups come by first member and members ascend
+            members.setdefault(tuple(coords[i] for i in outside), []).append(rank)
         groups[subset] = list(members.values())
-    return places, groups
+    return coords_of_ranks, groups
 
 
 def build(order: str, shape: tuple[int, ...]) -> ParallelLayout:
@@ -65,7 +65,7 @@ def build(order: str, shape: tuple[int, ...]) -> ParallelLayout:
 def test_every_layout_agrees_with_nested_loops(world_size):
     """Every shape and order: the groups of each axis and of all axes together, coordinates and their inverse."""
     for shape in shapes(world_size):
-        places, groups = brute_force(shape)
+        coords_of_ranks, groups = brute_force(shape)
         for order in ORDERS:
             axes, layout = order.split("-"), build(order, shape)
             assert tuple(map(layout.size, axes)) == shape
@@ -73,9 +73,9 @@ def test_every_layout_agrees_with_nested_loops(world_size):
                 named = [axes[i] for i in subset]
                 assert layout.groups(*named) == groups[subset], (layout, named)
             for rank in {0, world_size // 3, world_size - 1}:
-                place = Coords(**dict(zip(axes, places[rank])))
-                assert layout.coords(rank) == place
-                assert layout.rank_at(**place._asdict()) == rank
+                coords = Coords(**dict(zip(axes, coords_of_ranks[rank])))
+                assert layout.coords(rank) == coords
+                assert layout.rank_at(**coords._asdict()) == rank
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -84,11 +84,11 @@ def test_every_rank_of_every_layout_of_12_ranks(order):
     axes = order.split("-")
     stage_at = axes.index("pp")
     for shape in itertools.chain.from_iterable(shapes(n) for n in (1, 8, 12)):
-        places, groups = brute_force(shape)
+        coords_of_ranks, groups = brute_force(shape)
         layout = build(order, shape)
-        for rank, place in enumerate(places):
-            assert layout.coords(rank) == Coords(**dict(zip(axes, place)))
-            assert layout.rank_at(**dict(zip(axes, place))) == rank
+        for rank, coords in enumerate(coords_of_ranks):
+            assert layout.coords(rank) == Coords(**dict(zip(axes, coords)))
+            assert layout.rank_at(**dict(zip(axes, coords))) == rank
             for subset in ((stage_at,), (0, 2), (0, 1, 2, 3)):
                 expected = next(group for group in groups[subset] if rank in group)
                 assert layout.group_of(rank, *(axes[i] for i in subset)) == expected
@@ -192,8 +192,8 @@ def megatron_groups(order: str, sizes: dict[str, int], *within: str) -> list[lis
             for c in range(sizes[named[2]]):
                 for b in range(sizes[named[1]]):
                     for a in range(sizes[named[0]]):
-                        place = dict(zip(named, (a, b, c, d, e)))
-                        outside = tuple(place[axis] for axis in named if axis not in within)
+                        coords = dict(zip(named, (a, b, c, d, e)))
+                        outside = tuple(coords[axis] for axis in named if axis not in within)
                         groups.setdefault(outside, []).append(next(ranks))
     return list(groups.values())
 

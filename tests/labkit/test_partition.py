@@ -97,7 +97,7 @@ def test_a_stage_that_is_not_there_has_no_layers(stage):
 def test_every_element_is_in_a_chunk_of_one_rank_and_ranks_share_each_fused_matrix(tp_size, stride):
     size = 24
     ranks = [chunks_of_rank(size, tp_size, rank, stride) for rank in range(tp_size)]
-    assert sorted(place for chunks in ranks for chunk in chunks for place in chunk) == list(range(size))
+    assert sorted(index for chunks in ranks for chunk in chunks for index in chunk) == list(range(size))
     matrix = size // stride
     for rank, chunks in enumerate(ranks):
         for number, chunk in enumerate(chunks):

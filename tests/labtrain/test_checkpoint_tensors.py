@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from labkit.placement import FlatShard, Placement, Shard, set_placement
-from labkit.tensor_parallel import own_shard
+from labkit.tensor_parallel import local_shard
 from labtrain.checkpoint_tensors import SlicedTensor, make_states, slices_of
 
 
@@ -38,7 +38,7 @@ def test_slices_of_any_shard_fill_the_whole(shape, dims, stride, run):
     for ranks in product(range(2), repeat=len(dims)):
         tensor, shards = whole, []
         for dim, rank in zip(dims, ranks):
-            tensor = own_shard(tensor, a_group(rank, 2), dim, stride)
+            tensor = local_shard(tensor, a_group(rank, 2), dim, stride)
             shards.append(Shard(dim, shape[dim], a_group(rank, 2), stride))
         for start in range(0, tensor.numel(), run or tensor.numel()):
             numbers = tensor.flatten()[start : start + run] if run else tensor

@@ -15,7 +15,7 @@ from labkit.data_parallel.replicas import materialize
 from labkit.groups import group_of_one, local_device
 from labkit.placement import Placement, placement_of
 from labkit.shape import GPT
-from labkit.tensor_parallel import ParallelSelfAttention, ShardedDropout, gather_whole, shard_like
+from labkit.tensor_parallel import ParallelSelfAttention, ShardedDropout, shard_like, unshard
 from labtrain.model import STD, ParallelGPT, normal
 
 SHAPE = GPT(
@@ -105,7 +105,7 @@ def whole_gradients(stages, group):
     gradients = {}
     for stage in stages:
         for name, parameter in stage.named_parameters():
-            gradient = gather_whole(parameter.grad, parameter).cpu()
+            gradient = unshard(parameter.grad, parameter).cpu()
             gradients[name] = gradients.get(name, 0) + gradient
     return gradients
 
@@ -206,7 +206,7 @@ def test_training_is_the_same_training(on_ranks):
 def start_weights(group, **options):
     """Of all stages together, whole, by name."""
     return {
-        name: gather_whole(parameter, parameter).cpu()
+        name: unshard(parameter, parameter).cpu()
         for stage in stages_of(group, **options)
         for name, parameter in stage.named_parameters()
     }

@@ -17,7 +17,7 @@ from labkit.groups import group_of_one, init_groups, local_device
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
 from labkit.shape import GPT
-from labkit.tensor_parallel import ParallelSelfAttention, gather_whole, shard_like
+from labkit.tensor_parallel import ParallelSelfAttention, shard_like, unshard
 from labtrain.model import ParallelGPT, normal
 
 GPT2 = GPT(num_layers=2, hidden_size=32, seq_length=16, vocab_size=13, num_attention_heads=8)
@@ -126,7 +126,7 @@ def loss_and_gradients(shape, layout=None, num_stages=1, **options):
     gradients, loss = {}, loss.detach()
     for stage in stages:
         for name, parameter in stage.named_parameters():
-            gradient = gather_whole(parameter.grad, parameter).contiguous()
+            gradient = unshard(parameter.grad, parameter).contiguous()
             gradients[name] = gradients.get(name, 0) + gradient
     for each in (loss, *gradients.values()) if cp.size() > 1 else ():  # the mean over ranks with as many tokens each
         dist.all_reduce(each, group=cp)

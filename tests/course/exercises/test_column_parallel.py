@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from course.exercises.column_parallel import column_backward, column_forward, stride_shard
 from labkit.launch import launch
-from labkit.tensor_parallel import own_shard
+from labkit.tensor_parallel import local_shard
 
 pytestmark = pytest.mark.usefixtures("launches_on_kept_ranks")
 
@@ -59,7 +59,7 @@ def test_backward_that_reduces_more_than_it_must_is_told():
 @pytest.mark.parametrize("stride", [1, 3])
 def test_the_stride_rule_is_the_layers(stride):
     def by_layer(rank, master):
-        return own_shard(master, dist.group.WORLD, 0, stride).tolist()
+        return local_shard(master, dist.group.WORLD, 0, stride).tolist()
 
     master = torch.arange(24).view(12, 2)
     got = launch(lambda: by_layer(dist.get_rank(), master), world_size=2)

@@ -10,7 +10,7 @@ from labkit.groups import init_groups
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
 from labkit.placement import Placement, Shard, set_placement
-from labkit.tensor_parallel import gather_whole
+from labkit.tensor_parallel import unshard
 
 
 def test_each_case_of_place_teaches_something_else():
@@ -30,7 +30,7 @@ def as_the_trainer_counts(num_stages):
             parameter.grad = gradient
             whole, cut = Placement(copy_groups=(groups.tp,)), (Shard(0, 2 * len(parameter), groups.tp),)
             set_placement(parameter, whole if kind == "whole" else Placement(cut, is_tied_copy=kind == "copy"))
-        assert gather_whole(parameters[0], parameters[0]).shape == (6,)
+        assert unshard(parameters[0], parameters[0]).shape == (6,)
         _, counted, *_ = loss_and_grad_norm(torch.zeros(()), parameters, groups)
     return counted, three_axes.my_norm(gradients, kinds, tp_rank).item()
 

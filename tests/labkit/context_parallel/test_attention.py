@@ -24,7 +24,7 @@ def world():
     return dist.group.WORLD if dist.is_initialized() else group_of_one()
 
 
-def whole(kv_heads=HEADS, dtype=torch.float64, sequence=SEQUENCE, head_size=HEAD_SIZE):
+def unsharded(kv_heads=HEADS, dtype=torch.float64, sequence=SEQUENCE, head_size=HEAD_SIZE):
     """q, k, v and the gradient of the output, on every rank the same, laid out as a linear layer leaves them."""
     draw, heads = torch.Generator().manual_seed(1), (HEADS, kv_heads, kv_heads, HEADS)
     drawn = [torch.randn(BATCH, sequence, h, head_size, dtype=torch.float64, generator=draw) for h in heads]
@@ -45,7 +45,7 @@ def with_gradients(attention, q, k, v, grad):
 
 def parity(name, group=None, kv_heads=HEADS, causal=True, zigzag=True, sequence=SEQUENCE, dtype=torch.float64):
     """What this rank has, and its slices of what one process has in float64 from the same inputs."""
-    group, tensors = group or world(), whole(kv_heads, dtype, sequence)
+    group, tensors = group or world(), unsharded(kv_heads, dtype, sequence)
 
     def attention(q, k, v):
         return WAYS[name](q, k, v, group, causal=causal, zigzag=zigzag)
@@ -94,7 +94,7 @@ def test_values_and_gradients_on_eight_ranks(on_ranks):
 
 def beside_other_groups():
     with init_groups(ParallelLayout(4, tp_size=2, cp_size=2)) as groups:
-        compared = [(name, *each) for name in WAYS for each in parity(name, groups.cp)]
+        compared = [(name, *pair) for name in WAYS for pair in parity(name, groups.cp)]
     return {(name, what): (got - expected).abs().max().item() for name, what, got, expected in compared}
 
 
@@ -125,8 +125,8 @@ def drawn_block(num_queries, num_keys, kv_heads, dtype, head_size=HEAD_SIZE):
     shapes = [(HEADS, num_queries), (kv_heads, num_keys), (kv_heads, num_keys), (HEADS, num_queries)]
     drawn = (torch.randn(BATCH, *shape, head_size, dtype=torch.float64, generator=draw) for shape in shapes)
     q, k, v, grad = (x.to(dtype) for x in drawn)
-    whole_out, whole_lse = block._plain(q, *(torch.cat([x, x.flip(3)], 2) for x in (k, v)), False)
-    return q, k, v, grad, whole_out.to(dtype), whole_lse
+    row_out, row_lse = block._plain(q, *(torch.cat([x, x.flip(3)], 2) for x in (k, v)), False)
+    return q, k, v, grad, row_out.to(dtype), row_lse
 
 
 ROUNDING = {torch.float64: 1e-14, torch.float32: 1e-5, torch.bfloat16: 1e-5, torch.float16: 1e-5}
@@ -140,10 +140,10 @@ ROUNDING = {torch.float64: 1e-14, torch.float32: 1e-5, torch.bfloat16: 1e-5, tor
 )
 def test_the_kernel_agrees_with_plain_tensors(num_queries, num_keys, causal, kv_heads, dtype):
     """Blocks longer than what the kernel takes at a time, and of other lengths than the queries."""
-    q, k, v, grad, whole_out, whole_lse = drawn_block(num_queries, num_keys, kv_heads, dtype)
+    q, k, v, grad, row_out, row_lse = drawn_block(num_queries, num_keys, kv_heads, dtype)
     assert block._has_flash(q, k)
-    expected = *block._plain(q, k, v, causal), *block._plain_backward(grad, q, k, v, whole_out, whole_lse, causal)
-    got = *block.attend(q, k, v, causal), *block.attend_backward(grad, q, k, v, whole_out, whole_lse, causal)
+    expected = *block._plain(q, k, v, causal), *block._plain_backward(grad, q, k, v, row_out, row_lse, causal)
+    got = *block.attend(q, k, v, causal), *block.attend_backward(grad, q, k, v, row_out, row_lse, causal)
     for a, b in zip(got, expected, strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         assert (a - b).norm() <= ROUNDING[dtype] * b.norm()
@@ -161,9 +161,9 @@ def errors_of_channels_last():
     """torch leaves q and k so when it joins two halves of a head with one number each, as rotary positions may."""
     held, found = positions(SEQUENCE, world().size(), world().rank()), {}
     for name, attention in WAYS.items():
-        own = [x[:, :, held] for x in whole()]
-        expected = with_gradients(lambda *qkv, way=attention: way(*qkv, world()), *own)
-        *qkv, grad = (x.contiguous(memory_format=torch.channels_last) for x in own)
+        local = [x[:, :, held] for x in unsharded()]
+        expected = with_gradients(lambda *qkv, way=attention: way(*qkv, world()), *local)
+        *qkv, grad = (x.contiguous(memory_format=torch.channels_last) for x in local)
         got = with_gradients(lambda *qkv, way=attention: way(*qkv, world()), *qkv, grad)
         found[(name,)] = max((a - b).abs().max().item() for a, b in zip(got, expected))
     return found
@@ -192,7 +192,7 @@ def test_bfloat16_is_rounded_at_the_ends_only(on_ranks, name):
 
 def test_the_flash_kernel_is_called_as_torch_declares_it():
     """On the meta device, which knows the kernel's arguments and shapes; it computes nothing."""
-    q, k, v, grad = (x.to("meta", torch.bfloat16) for x in whole(kv_heads=2, head_size=8))
+    q, k, v, grad = (x.to("meta", torch.bfloat16) for x in unsharded(kv_heads=2, head_size=8))
     out, lse = block._flash(q, k, v, True)
     plain = block._plain(q, k, v, True)
     assert [(x.shape, x.dtype) for x in (out, lse)] == [(x.shape, x.dtype) for x in plain]
@@ -206,7 +206,7 @@ def test_the_flash_kernel_is_called_as_torch_declares_it():
 def communication(name, kv_heads, dtype):
     """The calls of forward and those of backward, by operation: how many, and their bytes."""
     held = positions(SEQUENCE, world().size(), world().rank())
-    q, k, v, grad = (x[:, :, held].requires_grad_() for x in whole(kv_heads, dtype))
+    q, k, v, grad = (x[:, :, held].requires_grad_() for x in unsharded(kv_heads, dtype))
     with communication_log() as forward:
         out = WAYS[name](q, k, v, world())
     with communication_log() as backward:
@@ -265,7 +265,7 @@ def events_of_the_ring():
     blockwise.attend, blockwise.attend_backward = noted("b", blockwise.attend), noted("b", blockwise.attend_backward)
     try:
         held = positions(SEQUENCE, world().size(), world().rank())
-        q, k, v, grad = (x[:, :, held].requires_grad_() for x in whole())
+        q, k, v, grad = (x[:, :, held].requires_grad_() for x in unsharded())
         out = ring_attention(q, k, v, world())
         events.append(" ")
         go_back(out, grad)
@@ -333,7 +333,7 @@ class Largest(TorchFunctionMode):
 def memory(name, zigzag):
     s, c = 512, world().size()
     held = positions(s, c, world().rank(), zigzag)
-    q, k, v, grad = (x[:, :, held].clone().requires_grad_() for x in whole(sequence=s, dtype=torch.bfloat16))
+    q, k, v, grad = (x[:, :, held].clone().requires_grad_() for x in unsharded(sequence=s, dtype=torch.bfloat16))
     with Largest() as forward:
         out = WAYS[name](q, k, v, world(), zigzag=zigzag)
     kept = sorted(x.nbytes for x in out.grad_fn.saved_tensors)

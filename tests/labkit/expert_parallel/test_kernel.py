@@ -60,7 +60,7 @@ def test_any_numbers_of_rows_go_through_one_kernel(monkeypatch, num_rows, is_exp
     assert len(calls) == (6 if sum(num_rows) else 0)  # two forward, four backward
     for got, expected in zip(*found):
         torch.testing.assert_close(got.double(), expected, rtol=0.03, atol=0.03)
-    assert [bool(each.any()) for each in found[0][2]] == [number > 0 for number in num_rows]
+    assert [bool(grad.any()) for grad in found[0][2]] == [number > 0 for number in num_rows]
 
 
 def test_sizes_that_the_kernel_does_not_take_are_computed_without_it(monkeypatch):

@@ -13,7 +13,7 @@ from labkit.gradients import all_reduce_grads
 from labkit.groups import groups_of_one, init_groups
 from labkit.layout import ParallelLayout
 from labkit.placement import placement_of
-from labkit.tensor_parallel import gather_whole
+from labkit.tensor_parallel import unshard
 from labtrain.model import normal
 
 HIDDEN, FFN, EXPERTS, SEQ, BATCH = 6, 8, 8, 8, 2
@@ -97,32 +97,32 @@ def check(groups, top_k, skew, gated, shared, sequence_parallel, defer):
     options = dict(gated=gated, num_shared_experts=shared, sequence_parallel=sequence_parallel)
     layer = make(groups, top_k, skew, defer_grad_reduce=defer, **options)
     model = DataParallel(layer, groups.dp_cp)
-    place = groups.coords
+    coords = groups.coords
 
-    def own(whole):  # this replica's rows, this context rank's tokens, and with sequence_parallel a slice of them
-        part = whole.chunk(layout.dp_size)[place.dp].chunk(layout.cp_size, 1)[place.cp]
-        return part.chunk(layout.tp_size, 1)[place.tp] if sequence_parallel else part
+    def local(unsharded):  # this replica's rows, this context rank's tokens, and with sequence_parallel a slice of them
+        part = unsharded.chunk(layout.dp_size)[coords.dp].chunk(layout.cp_size, 1)[coords.cp]
+        return part.chunk(layout.tp_size, 1)[coords.tp] if sequence_parallel else part
 
-    whole_x, whole_target = batch(layout.dp_size)
-    x = own(whole_x).clone().requires_grad_()
+    unsharded_x, unsharded_target = batch(layout.dp_size)
+    x = local(unsharded_x).clone().requires_grad_()
     got, load = model(x)
-    close(got, own(output), what)
+    close(got, local(output), what)
     parts = layout.tp_size if sequence_parallel else 1
     aux = layer.router.loss(load)
-    mine = (got * own(whole_target)).mean() / parts
-    (mine + aux).backward()
-    share = (mine if sequence_parallel or place.tp == 0 else 0 * mine) + aux
+    local_loss = (got * local(unsharded_target)).mean() / parts
+    (local_loss + aux).backward()
+    share = (local_loss if sequence_parallel or coords.tp == 0 else 0 * local_loss) + aux
     total = share.detach() / groups.dp_cp.size()
     dist.all_reduce(total)
     close(total / layout.pp_size, torch.tensor(loss, dtype=torch.float64), what)
     gradient = x.grad / groups.dp_cp.size()
-    close(gradient, own(grad_x), what)
+    close(gradient, local(grad_x), what)
     all_reduce_grads(list(layer.parameters()), groups.tp)
     named = {"router": layer.router.weight, "up": layer.experts.up, "down": layer.experts.down}
     if shared:
         named |= {"shared up": layer.shared.up.weight, "shared down": layer.shared.down.weight}
     for name, weight in named.items():
-        close(gather_whole(weight.grad, weight), grads[name], f"{what} {name}")
+        close(unshard(weight.grad, weight), grads[name], f"{what} {name}")
 
 
 def layouts(world_size=8):
@@ -152,7 +152,7 @@ def replicas_without_groups(wrap, options):
     world, layer = dist.group.WORLD, make(groups_of_one())
     *_, grads = witness(world.size(), 2, "", False, 0)
     model = wrap(layer, world, **options)
-    x, target = (each.chunk(world.size())[world.rank()] for each in batch(world.size()))
+    x, target = (tensor.chunk(world.size())[world.rank()] for tensor in batch(world.size()))
     output, load = model(x)
     ((output * target).mean() + layer.router.loss(load)).backward()
     for name, weight in {"router": layer.router.weight, "up": layer.experts.up, "down": layer.experts.down}.items():

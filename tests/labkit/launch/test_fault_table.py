@@ -144,7 +144,7 @@ def table() -> dict[tuple[str, str], str]:
     ]
     head, *rows = rows
     cells = {(row[0], name): cell for row in rows for name, cell in zip(head[1:], row[1:])}
-    return {place: cell for place, cell in cells.items() if cell != "not tried"}
+    return {backend: cell for backend, cell in cells.items() if cell != "not tried"}
 
 
 CELLS = table()

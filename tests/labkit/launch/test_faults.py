@@ -243,7 +243,7 @@ def test_groups_made_in_different_order(kernel):
 
 
 @pytest.mark.parametrize(
-    ("mine", "theirs"),
+    ("rank_0", "rank_1"),
     [
         ("dist.all_reduce(torch.ones(3))", "dist.all_reduce(torch.ones(4))"),
         ("dist.all_reduce(torch.ones(3))", "dist.all_reduce(torch.ones(3, dtype=torch.float64))"),
@@ -251,8 +251,8 @@ def test_groups_made_in_different_order(kernel):
     ],
     ids=["shapes", "dtypes", "operations"],
 )
-def test_disagreement_under_strict(kernel, mine, theirs):
-    report = fails(kernel, f"if rank == 1: {theirs}\nelse: {mine}", within=5, world_size=2, options=", strict=True")
+def test_disagreement_under_strict(kernel, rank_0, rank_1):
+    report = fails(kernel, f"if rank == 1: {rank_1}\nelse: {rank_0}", within=5, world_size=2, options=", strict=True")
     assert "Detected mismatch between collectives on ranks" in report
     assert report.count("SequenceNumber=") >= 2  # both sides
 
@@ -347,8 +347,8 @@ def test_two_notebooks_at_once_and_then_one_kernel_is_killed(kernel, tmp_path):
     other = Kernel(tmp_path)
     try:
         messages = [one.start("print(launch(lambda: os.getppid(), world_size=4))") for one in (kernel, other)]
-        mine, theirs = (one.finish(message) for one, message in zip((kernel, other), messages))
-        servers = [set(eval(ran.stdout.splitlines()[-1])) for ran in (mine, theirs)]
+        rank_0, rank_1 = (one.finish(message) for one, message in zip((kernel, other), messages))
+        servers = [set(eval(ran.stdout.splitlines()[-1])) for ran in (rank_0, rank_1)]
         assert len(servers[0]) == len(servers[1]) == 1
         assert servers[0] != servers[1]
         other.start(LEAVES_PROCESSES.format(seconds=SLEEP_SECONDS, then="time.sleep(100)"))

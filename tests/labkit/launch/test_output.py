@@ -104,13 +104,13 @@ def test_what_passes_in_a_cell_is_an_update_and_goes():
     messages = []
     with run_kernel() as client:
         client.execute_interactive(PASSING, timeout=60, output_hook=messages.append)
-    contents = {kind: [each["content"] for each in messages if each["msg_type"] == kind] for kind in KINDS}
+    contents = {kind: [message["content"] for message in messages if message["msg_type"] == kind] for kind in KINDS}
     assert [content["data"] for content in contents["display_data"]] == [{}]
     bar, note, lines, end = [content["data"].get("text/plain") for content in contents["update_display_data"]]
     assert bar.startswith("training:  50%") and note == f"{bar}\nNo news for 5 s" and end is None
     printed = ["[rank 0] first", "[rank 0] second", "[rank 0] 100%|###|", "[rank 1] first", "[rank 1] second"]
     assert lines == "\n".join([*printed, note])
-    assert "".join(each["text"] for each in contents["stream"] if each["name"] == "stdout").split("\n") == [
+    assert "".join(message["text"] for message in contents["stream"] if message["name"] == "stdout").split("\n") == [
         *(line for line in printed if "#" not in line),
         "",
     ]

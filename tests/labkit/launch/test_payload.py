@@ -37,7 +37,7 @@ def test_code_keeps_the_file_that_a_report_shows_a_line_of(tmp_path):
 
     with patch.object(payload._Pickler, "dispatch_table", {types.CodeType: without_its_file}):
         arrived = arrival(tmp_path, outer.__code__)
-    [inner] = [each for each in arrived.co_consts if isinstance(each, types.CodeType)]
+    [inner] = [constant for constant in arrived.co_consts if isinstance(constant, types.CodeType)]
     assert arrived.co_filename == inner.co_filename == __file__
 
 

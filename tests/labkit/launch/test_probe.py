@@ -235,18 +235,18 @@ def test_snapshots_tell_waits_that_can_end_from_those_that_cannot():
 def test_a_request_that_nobody_keeps_is_lost_and_one_that_is_kept_is_not():
     def work():
         watching = dist.isend.__closure__  # the probe of this rank is in there
-        own = next(cell.cell_contents for cell in watching if isinstance(cell.cell_contents, Probe))
+        probe = next(cell.cell_contents for cell in watching if isinstance(cell.cell_contents, Probe))
         other, got = 1 - dist.get_rank(), torch.empty(1)
         kept, waited_for = dist.isend(torch.ones(1), other), dist.isend(torch.ones(1), other)
         dist.recv(got, other)
         dist.recv(got, other)
         waited_for.wait()
-        before = own.lost_request()
+        before = probe.lost_request()
         dist.isend(torch.ones(1), other)
-        lost = own.lost_request()
+        lost = probe.lost_request()
         dist.recv(got, other)
         kept.wait()
-        for work in list(own.requests):
+        for work in list(probe.requests):
             work.wait()
         return before, lost.operation, lost.stack[-1][2]
 
@@ -272,14 +272,14 @@ def test_a_snapshot_tells_a_rank_that_could_run_from_one_that_only_waits():
 
 def test_a_snapshot_counts_bytes_when_they_arrive():
     def look():
-        ours, theirs = socket.socket(), socket.socket()
-        ours.bind(("127.0.0.1", 0))
-        ours.listen()
-        theirs.connect(ours.getsockname())
-        accepted, _ = ours.accept()
+        listener, peer = socket.socket(), socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        peer.connect(listener.getsockname())
+        accepted, _ = listener.accept()
         counts = [bytes_received()]
         for times in (1, 2):
-            theirs.send(b"xy")
+            peer.send(b"xy")
             counts.append(bytes_received())
             accepted.recv(times)
         return [*counts, bytes_received()], len(os.listdir("/proc/self/fd"))

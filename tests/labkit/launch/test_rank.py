@@ -124,9 +124,9 @@ def _listening() -> list[str]:
     """The addresses that this rank listens on, as `ss` sees them."""
     dist.barrier()
     lines = subprocess.run(["ss", "-tulnpH"], capture_output=True, text=True, check=True).stdout.splitlines()
-    mine = [line.split()[4] for line in lines if f"pid={os.getpid()}," in line]
+    local = [line.split()[4] for line in lines if f"pid={os.getpid()}," in line]
     dist.barrier()
-    return mine
+    return local
 
 
 def test_a_tensor_on_a_gpu_comes_back_on_the_cpu():

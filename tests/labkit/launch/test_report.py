@@ -6,7 +6,7 @@ from dataclasses import replace
 from labkit import collectives, lab_folders
 from labkit.launch import frames
 from labkit.launch.rank import Failure
-from labkit.launch.report import deadlock_report, death, failure_report, places_report
+from labkit.launch.report import deadlock_report, death, failure_report, locations_report
 from labkit.launch.watchdog import Look
 from tests.labkit.launch.looks import LOCKED, RUNNING, at, in_collective, with_thread, world
 
@@ -29,7 +29,7 @@ def test_report_names_the_learners_line_and_where_in_labkit():
 
 
 def test_note_says_where_the_slow_rank_is():
-    note = places_report("No news for 5 s", world(RUNNING, in_collective()))
+    note = locations_report("No news for 5 s", world(RUNNING, in_collective()))
     assert "No news for 5 s" in note
     assert "rank 0: runs at train.py, line 3, in work" in note
 
@@ -95,6 +95,6 @@ def test_a_refused_connection_of_the_learners_own_is_no_consequence():
     assert blamed == 1 and "rank 0: lost its connection, a consequence" in text
 
 
-def test_a_note_names_each_place_once():
-    note = places_report("No news", world(RUNNING, in_collective(), in_collective())).splitlines()
+def test_a_note_names_each_location_once():
+    note = locations_report("No news", world(RUNNING, in_collective(), in_collective())).splitlines()
     assert len(note) == 3 and note[2].startswith("  rank 1, 2: waits in all_reduce number 1")

@@ -30,19 +30,19 @@ def test_a_fork_that_the_system_refuses_is_said(monkeypatch):
 
     monkeypatch.setattr(server, "_check_safe_to_fork", lambda: None)
     monkeypatch.setattr(os, "fork", refuse)
-    kernel, theirs = map(Connection, socket.socketpair())
-    theirs.descriptors = [os.open(os.devnull, os.O_RDONLY) for _ in range(6)]
-    server.Server(theirs, os.getpid())._fork_ranks(world_id=7, num_ranks=2)
+    kernel, server_end = map(Connection, socket.socketpair())
+    server_end.descriptors = [os.open(os.devnull, os.O_RDONLY) for _ in range(6)]
+    server.Server(server_end, os.getpid())._fork_ranks(world_id=7, num_ranks=2)
     assert kernel.arrived() == [("refused", 7, "[Errno 11] Resource temporarily unavailable")]
-    assert theirs.descriptors == []
+    assert server_end.descriptors == []
 
 
 def test_a_kernel_killed_before_it_read_everything_is_gone_like_any_other():
-    kernel, theirs = map(Connection, socket.socketpair())
-    theirs.send("exit", 0, 0, 0)
+    kernel, server_end = map(Connection, socket.socketpair())
+    server_end.send("exit", 0, 0, 0)
     kernel.socket.close()  # with that message unread
-    server.Server(theirs, os.getpid())._read_kernel()
-    assert not theirs.is_open
+    server.Server(server_end, os.getpid())._read_kernel()
+    assert not server_end.is_open
 
 
 def test_where_there_are_gpus_the_server_imports_only_what_leaves_it_able_to_fork(tmp_path, monkeypatch):

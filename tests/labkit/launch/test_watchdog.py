@@ -157,10 +157,12 @@ class Program:
         for rank, todo in enumerate(self.todo):
             if self.state[rank] == "meet":
                 _, number, members, seconds = todo[0]
-                there = [each for each in members if self.state[each] == "meet" and self.todo[each][0][1] == number]
+                meeting = [peer for peer in members if self.state[peer] == "meet"]
+                there = [peer for peer in meeting if self.todo[peer][0][1] == number]
                 if len(there) == len(members):
-                    for each in there:  # gloo's threads, or bytes in a socket, are seen until the last has its own
-                        self.state[each], self.until[each] = "travels", self.now + seconds + 0.1 * self.draw.random()
+                    for peer in there:  # gloo's threads, or bytes in a socket, are seen until the last has its own
+                        self.state[peer] = "travels"
+                        self.until[peer] = self.now + seconds + 0.1 * self.draw.random()
 
     def look(self) -> Look:
         seen = {

@@ -11,18 +11,18 @@ from labkit.launch.wire import Connection
 def test_reading_while_a_message_is_unpickled_loses_nothing(monkeypatch):
     """Unpickling can collect garbage, a forgotten World among it, whose end reads from the same server."""
 
-    ours, theirs = map(Connection, socket.socketpair())
+    local, peer = map(Connection, socket.socketpair())
 
     class ReadsAgain:
-        reader, inner = theirs, []
+        reader, inner = peer, []
 
         def __reduce__(self):
             return _read_again, ()
 
     monkeypatch.setattr(sys, "reads_again", ReadsAgain, raising=False)
-    ours.send("first", ReadsAgain())
-    ours.send("second", 2)
-    assert (theirs.arrived(), ReadsAgain.inner) == ([("first", None)], [("second", 2)])
+    local.send("first", ReadsAgain())
+    local.send("second", 2)
+    assert (peer.arrived(), ReadsAgain.inner) == ([("first", None)], [("second", 2)])
 
 
 def _read_again() -> None:
@@ -30,27 +30,27 @@ def _read_again() -> None:
 
 
 def test_messages_come_whole_whatever_the_pieces_they_arrive_in():
-    ours, end = socket.socketpair()
-    theirs = Connection(end)
+    local, end = socket.socketpair()
+    peer = Connection(end)
     body = pickle.dumps(("result", 7))
     data = len(body).to_bytes(8, "big") + body
-    ours.sendall(data[:5])
-    assert theirs.arrived() == []
-    ours.sendall(data[5:] + data)
-    assert theirs.arrived() == [("result", 7)] * 2
-    assert theirs.arrived() == [] and theirs.is_open
-    ours.close()
-    assert theirs.arrived() == [] and not theirs.is_open
+    local.sendall(data[:5])
+    assert peer.arrived() == []
+    local.sendall(data[5:] + data)
+    assert peer.arrived() == [("result", 7)] * 2
+    assert peer.arrived() == [] and peer.is_open
+    local.close()
+    assert peer.arrived() == [] and not peer.is_open
 
 
 def test_open_files_travel_in_order_however_many(tmp_path):
-    ours, theirs = map(Connection, socket.socketpair())
+    local, peer = map(Connection, socket.socketpair())
     sent = [os.open(tmp_path / str(number), os.O_RDWR | os.O_CREAT) for number in range(384)]  # three for 128 ranks
-    ours.send("fork", 128, descriptors=sent)
+    local.send("fork", 128, descriptors=sent)
     messages = []
     while not messages:
-        messages = theirs.arrived()
+        messages = peer.arrived()
     assert messages == [("fork", 128)]
-    assert [os.fstat(file).st_ino for file in theirs.descriptors] == [os.fstat(file).st_ino for file in sent]
-    for file in sent + theirs.descriptors:
+    assert [os.fstat(file).st_ino for file in peer.descriptors] == [os.fstat(file).st_ino for file in sent]
+    for file in sent + peer.descriptors:
         os.close(file)

@@ -6,7 +6,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from course.communication import communication_log
-from labkit.tensor_parallel import ParallelMLP, ParallelSelfAttention, own_shard
+from labkit.tensor_parallel import ParallelMLP, ParallelSelfAttention, local_shard
 from tests.labkit.tensor_parallel.conftest import (
     BATCH,
     SEQUENCE,
@@ -38,30 +38,30 @@ def block_parity(kind, sequence_parallel):
     if kind is ParallelMLP:
         block = ParallelMLP(24, 48, group, **options)
         column, row = block.up, block.down
-        whole = one_process_mlp
+        unsharded = one_process_mlp
     else:
         block = ParallelSelfAttention(24, 12, group, **options)
         column, row = block.qkv, block.out
 
-        def whole(qkv, out):
+        def unsharded(qkv, out):
             return one_process_attention(qkv, out, num_heads=12)
 
     masters = [layer.master_weight.clone().requires_grad_() for layer in (column, row)]
     x, grad = randoms((BATCH, SEQUENCE, 24), (BATCH, SEQUENCE, 24), dtype=dtype)
-    whole_x = x.clone().requires_grad_()
-    expected = whole(*masters)(whole_x)
+    unsharded_x = x.clone().requires_grad_()
+    expected = unsharded(*masters)(unsharded_x)
     expected.backward(grad)
 
-    mine = sequence_slice(x, sequence_parallel).clone().requires_grad_()
+    local_x = sequence_slice(x, sequence_parallel).clone().requires_grad_()
     with communication_log() as forward:
-        output = block(mine)
+        output = block(local_x)
     with communication_log() as backward:
         output.backward(sequence_slice(grad, sequence_parallel))
     assert_same(output, sequence_slice(expected, sequence_parallel), "output")
-    assert_same(mine.grad, sequence_slice(whole_x.grad, sequence_parallel), "input gradient")
+    assert_same(local_x.grad, sequence_slice(unsharded_x.grad, sequence_parallel), "input gradient")
     stride = column.stride
-    assert_same(column.weight.grad, own_shard(masters[0].grad, group, 0, stride), "first weight's gradient")
-    assert_same(row.weight.grad, own_shard(masters[1].grad, group, 1), "second weight's gradient")
+    assert_same(column.weight.grad, local_shard(masters[0].grad, group, 0, stride), "first weight's gradient")
+    assert_same(row.weight.grad, local_shard(masters[1].grad, group, 1), "second weight's gradient")
     return [[record.operation for record in log.records] for log in (forward, backward)]
 
 

@@ -9,7 +9,7 @@ from labkit.groups import group_of_one, init_groups
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
 from labkit.tensor_parallel import ParallelSelfAttention, ShardedDropout, seed_replicas
-from labkit.tensor_parallel.dropout import own_random_stream
+from labkit.tensor_parallel.dropout import local_random_stream
 
 
 def masks(layout):
@@ -42,18 +42,18 @@ def test_dropout_masks(on_ranks):
     assert len(different) == 4
 
 
-def test_an_own_random_stream_leaves_the_common_one_as_if_one_number_was_drawn(on_ranks):
+def test_a_local_random_stream_leaves_the_common_one_as_if_one_number_was_drawn(on_ranks):
     def draw(how_many):
         torch.manual_seed(9)
-        with own_random_stream(dist.group.WORLD, torch.device("cpu")):
-            own = torch.rand(how_many)
+        with local_random_stream(dist.group.WORLD, torch.device("cpu")):
+            local = torch.rand(how_many)
         common = torch.rand(3)
         torch.manual_seed(9)
         torch.randint(1 << 40, ())
-        return own[0].item(), common.tolist(), torch.rand(3).tolist()
+        return local[0].item(), common.tolist(), torch.rand(3).tolist()
 
     ranks = on_ranks(draw, 5, world_size=4) + on_ranks(draw, 50, world_size=4)
-    assert len({own for own, _, _ in ranks}) == 4  # the same ranks draw the same, however much
+    assert len({local for local, _, _ in ranks}) == 4  # the same ranks draw the same, however much
     assert all(common == expected == ranks[0][1] for _, common, expected in ranks)
 
 

@@ -16,8 +16,8 @@ from labkit.tensor_parallel import (
     RowParallelLinear,
     VocabParallelEmbedding,
     column_linear,
+    local_shard,
     operators,
-    own_shard,
 )
 from tests.labkit.tensor_parallel.conftest import (
     BATCH,
@@ -38,10 +38,10 @@ def two_steps(layer, forward, reference, x, grad):
     for _ in range(2):
         for optimizer in optimizers:
             optimizer.zero_grad()
-        whole_x = x.clone().requires_grad_()
-        expected = reference(whole_x)
+        unsharded_x = x.clone().requires_grad_()
+        expected = reference(unsharded_x)
         expected.backward(grad)
-        forward(whole_x.grad, expected.detach())
+        forward(unsharded_x.grad, expected.detach())
         for optimizer in optimizers:
             optimizer.step()
 
@@ -58,19 +58,19 @@ def linear_parity(kind, options, dtype=torch.float64):
 
     def shard_output(y):  # of the whole output, what this rank has
         if column:
-            return y if options["gather_output"] else own_shard(y, group, -1, stride)
+            return y if options["gather_output"] else local_shard(y, group, -1, stride)
         return sequence_slice(y, divided_sequence)
 
     def shard_input(x):
         if column:
             return sequence_slice(x, divided_sequence)
-        return own_shard(x, group, -1, stride) if options["input_is_parallel"] else x
+        return local_shard(x, group, -1, stride) if options["input_is_parallel"] else x
 
     def shard_weight(weight):
-        return own_shard(weight, group, 0 if column else 1, stride)
+        return local_shard(weight, group, 0 if column else 1, stride)
 
     def shard_bias(bias):
-        return own_shard(bias, group, 0, stride) if column else bias
+        return local_shard(bias, group, 0, stride) if column else bias
 
     with torch.no_grad():
         reference.weight.copy_(layer.master_weight)
@@ -78,19 +78,19 @@ def linear_parity(kind, options, dtype=torch.float64):
             reference.bias.copy_(bias)
             layer.bias.copy_(shard_bias(bias))
 
-    def compare(whole_x_grad, expected):
-        mine = shard_input(x).clone().requires_grad_()
-        before = mine.detach().clone()
-        output, output_bias = layer(mine)
+    def compare(unsharded_x_grad, expected):
+        local_x = shard_input(x).clone().requires_grad_()
+        before = local_x.detach().clone()
+        output, output_bias = layer(local_x)
         assert (output_bias is not None) == (options["skip_bias_add"] and options["bias"])
         output = output if output_bias is None else output + output_bias
         output.backward(shard_output(grad))
         assert_same(output, shard_output(expected), "output")
-        assert_same(mine.grad, shard_input(whole_x_grad), "input gradient")
+        assert_same(local_x.grad, shard_input(unsharded_x_grad), "input gradient")
         assert_same(layer.weight.grad, shard_weight(reference.weight.grad), "weight gradient")
         if options["bias"]:
             assert_same(layer.bias.grad, shard_bias(reference.bias.grad), "bias gradient")
-        assert torch.equal(mine, before)
+        assert torch.equal(local_x, before)
 
     two_steps(layer, compare, reference, x, grad)
     assert_same(layer.weight, shard_weight(reference.weight), "weight after two steps")
@@ -194,15 +194,15 @@ def test_messages_travel_while_gradients_are_computed(on_ranks, sequence_paralle
                 events.append(f"{self.name} arrived")
                 self.work.wait()
 
-        def watch(place, name):
-            original = getattr(place, name)
+        def watch(module, name):
+            original = getattr(module, name)
 
             def started(*args, **kwargs):
                 events.append(f"{name} started")
                 return Handle(name, original(*args, **kwargs))
 
-            setattr(place, name, started)  # where the name is looked up
-            return lambda: setattr(place, name, original)
+            setattr(module, name, started)  # where the name is looked up
+            return lambda: setattr(module, name, original)
 
         layer = ColumnParallelLinear(
             4, 8, dist.group.WORLD, gather_output=False, sequence_parallel=sequence_parallel, bias=False
@@ -212,8 +212,8 @@ def test_messages_travel_while_gradients_are_computed(on_ranks, sequence_paralle
         undo.append(watch(dist, "all_reduce"))
         with Watch(events):
             output.sum().backward()
-        for each in undo:
-            each()
+        for restore in undo:
+            restore()
         return events
 
     expected = ["product", "all_reduce started", "product", "all_reduce arrived"]
@@ -235,32 +235,32 @@ def tied(sequence_parallel, bias):
     layer = VocabParallelEmbedding(24, 6, group, keep_master_weight_for_test=True, dtype=dtype)
     ids = torch.randint(24, (BATCH, SEQUENCE), generator=torch.Generator().manual_seed(1))
     values, grad, x = randoms((24,), (BATCH, SEQUENCE, 24), (BATCH, SEQUENCE, 6), dtype=dtype)
-    whole_bias = values.clone().requires_grad_() if bias else None
-    whole_x, master = x.clone().requires_grad_(), layer.master_weight.clone().requires_grad_()
-    expected = F.linear(F.embedding(ids, master) * whole_x, master, whole_bias)
+    unsharded_bias = values.clone().requires_grad_() if bias else None
+    unsharded_x, master = x.clone().requires_grad_(), layer.master_weight.clone().requires_grad_()
+    expected = F.linear(F.embedding(ids, master) * unsharded_x, master, unsharded_bias)
     expected.backward(grad)
 
-    mine = x.clone().requires_grad_()
-    my_bias = own_shard(values, group, 0).requires_grad_() if bias else None
-    hidden = sequence_slice(layer(ids) * mine, sequence_parallel)
+    local_x = x.clone().requires_grad_()
+    local_bias = local_shard(values, group, 0).requires_grad_() if bias else None
+    hidden = sequence_slice(layer(ids) * local_x, sequence_parallel)
     hidden.retain_grad()
-    output = column_linear(hidden, layer.weight, my_bias, group, sequence_parallel)
-    output.backward(own_shard(grad, group, -1))
-    assert_same(output, own_shard(expected, group, -1), "output")
+    output = column_linear(hidden, layer.weight, local_bias, group, sequence_parallel)
+    output.backward(local_shard(grad, group, -1))
+    assert_same(output, local_shard(expected, group, -1), "output")
     if bias:
-        assert_same(my_bias.grad, own_shard(whole_bias.grad, group, 0), "bias gradient")
+        assert_same(local_bias.grad, local_shard(unsharded_bias.grad, group, 0), "bias gradient")
     if not sequence_parallel:  # else each rank cut its slice by hand, and knows only its own part
-        assert_same(mine.grad, whole_x.grad, "input gradient")
-        assert_same(layer.weight.grad, own_shard(master.grad, group, 0), "weight gradient")
+        assert_same(local_x.grad, unsharded_x.grad, "input gradient")
+        assert_same(layer.weight.grad, local_shard(master.grad, group, 0), "weight gradient")
 
 
 @pytest.mark.parametrize("world_size", SIZES)
 def test_a_weight_shared_by_two_layers(on_ranks, world_size):
-    def each_way():
+    def both_ways():
         for case in product([False, True], [False, True]):
             tied(*case)
 
-    on_ranks(each_way, world_size=world_size)
+    on_ranks(both_ways, world_size=world_size)
 
 
 MISTAKES = {

@@ -16,7 +16,7 @@ from labkit.tensor_parallel.operators import (
     copy_to_tp,
     gather_from_sequence,
     gather_from_tp,
-    own_slice,
+    local_slice,
     reduce_from_tp,
     reduce_scatter_to_sequence,
     scatter_to_sequence,
@@ -36,7 +36,7 @@ def everybodys(shape, seed=0):
     return [torch.randint(-9, 10, shape, generator=generator).double() for generator in generators]
 
 
-def mine(shape, seed=0):
+def local_values(shape, seed=0):
     """This rank's own."""
     return everybodys(shape, seed)[dist.get_rank()]
 
@@ -75,7 +75,7 @@ OPERATORS = {
     reduce_scatter_to_sequence: ("reduce-scatter of sequence", "all-gather of sequence"),
 }
 BY_NAME = {name: operator for name, operator in vars(operators).items() if isinstance(operator, Operator)}
-for_replicated_work = Operator(all_gather, own_slice, (SEQUENCE_DIM,))  # a gather of the sequence
+for_replicated_work = Operator(all_gather, local_slice, (SEQUENCE_DIM,))  # a gather of the sequence
 
 
 @pytest.mark.parametrize("name", BY_NAME)
@@ -84,23 +84,23 @@ def test_values_and_gradients_on_any_memory_layout(on_four, name):
         operator = BY_NAME[name]
         forward, backward = OPERATORS[operator]
         rank = dist.get_rank()
-        for x in layouts(mine(SHAPE)):
+        for x in layouts(local_values(SHAPE)):
             before = x.clone()
             x = x.detach().requires_grad_()
             y = operator(x, dist.group.WORLD)
             assert torch.equal(y, expected(forward, everybodys(SHAPE), rank))
-            for grad in layouts(mine(y.shape, seed=1)):
+            for grad in layouts(local_values(y.shape, seed=1)):
                 (got,) = torch.autograd.grad(y, x, grad, retain_graph=True)
                 assert torch.equal(got, expected(backward, everybodys(y.shape, seed=1), rank))
-                assert torch.equal(grad, mine(y.shape, seed=1)), "the caller's gradient was changed"
+                assert torch.equal(grad, local_values(y.shape, seed=1)), "the caller's gradient was changed"
             assert torch.equal(x, before), "the caller's tensor was changed"
 
     on_four(compare)
 
 
-def test_gather_before_replicated_work_keeps_the_own_slice(on_four):
+def test_gather_before_replicated_work_keeps_the_local_slice(on_four):
     def compare():
-        x = mine(SHAPE).requires_grad_()
+        x = local_values(SHAPE).requires_grad_()
         y = for_replicated_work(x, dist.group.WORLD)
         y.backward(everybodys(y.shape, seed=1)[0])  # replicated
         return torch.equal(x.grad, everybodys(y.shape, seed=1)[0].chunk(dist.get_world_size(), -2)[dist.get_rank()])
@@ -110,7 +110,7 @@ def test_gather_before_replicated_work_keeps_the_own_slice(on_four):
 
 def shard_of_weights(*shape):
     """Different on every rank: stands for sharded work."""
-    return mine(shape, seed=2)
+    return local_values(shape, seed=2)
 
 
 REGIONS = {
@@ -152,7 +152,7 @@ def test_bytes(on_four, name):
     def count():
         operator, size = BY_NAME[name], dist.get_world_size()
         with communication_log() as forward:
-            x = mine(SHAPE).requires_grad_()
+            x = local_values(SHAPE).requires_grad_()
             y = operator(x, dist.group.WORLD)
         with communication_log() as backward:
             y.sum().backward()
@@ -169,7 +169,7 @@ def test_bytes(on_four, name):
 def test_a_group_of_one_is_the_identity_without_communication(on_four):
     def count():
         alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
-        x = mine(SHAPE).requires_grad_()
+        x = local_values(SHAPE).requires_grad_()
         with communication_log() as log:
             same = all(operator(x, alone) is x for operator in OPERATORS)
         return same, len(log)

@@ -15,10 +15,10 @@ from labkit.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
     VocabParallelEmbedding,
-    gather_whole,
-    own_shard,
+    local_shard,
     shard_like,
     shard_of,
+    unshard,
 )
 from tests.labkit.tensor_parallel.conftest import SIZES, randoms
 
@@ -58,7 +58,7 @@ def test_weights_that_no_seed_decides_need_none(on_ranks):
 def test_stride_gives_each_rank_its_part_of_each_fused_matrix(on_ranks):
     def first_rows():
         fused = torch.arange(12.0).unsqueeze(1)  # Q is rows 0-3, K 4-7, V 8-11
-        return own_shard(fused, dist.group.WORLD, 0, stride=3).squeeze(1).tolist()
+        return local_shard(fused, dist.group.WORLD, 0, stride=3).squeeze(1).tolist()
 
     assert on_ranks(first_rows, world_size=2) == [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]]
     assert on_ranks(first_rows, world_size=1) == [list(range(12))]
@@ -81,26 +81,26 @@ def gather_and_cut(group):
     """What is gathered is the master weight, and the master cut again is the shard; for gradients and biases too."""
     for layer in layers_of_every_kind(group):
         weight, master = layer.weight, layer.master_weight
-        whole = gather_whole(weight, weight)
-        assert torch.equal(whole, master)
+        unsharded = unshard(weight, weight)
+        assert torch.equal(unsharded, master)
         assert torch.equal(shard_like(master, weight), weight)
         gradient = master * 3
         weight.grad = shard_like(gradient, weight)
         assert weight.grad.shape == weight.shape
-        assert torch.equal(gather_whole(weight.grad, weight), gradient)
+        assert torch.equal(unshard(weight.grad, weight), gradient)
     column, fused, row, *_ = layers_of_every_kind(group)
     (values,) = randoms((36,), dtype=torch.float64)
     for layer in (column, fused):  # the bias is cut as the weight's rows are
         layer.bias.data = shard_like(values, layer.bias)
-        assert torch.equal(layer.bias, own_shard(values, group, 0, shard_of(layer.weight).stride))
-        assert torch.equal(gather_whole(layer.bias, layer.bias), values)
+        assert torch.equal(layer.bias, local_shard(values, group, 0, shard_of(layer.weight).stride))
+        assert torch.equal(unshard(layer.bias, layer.bias), values)
     assert shard_of(row.bias) is None
-    assert gather_whole(row.bias, row.bias) is row.bias
+    assert unshard(row.bias, row.bias) is row.bias
     assert shard_like(row.bias, row.bias) is row.bias
 
 
 @pytest.mark.parametrize("world_size", SIZES)
-def test_gather_whole_and_cut_like(on_ranks, world_size):
+def test_unshard_and_shard_like(on_ranks, world_size):
     on_ranks(lambda: gather_and_cut(dist.group.WORLD), world_size=world_size)
 
 
@@ -113,7 +113,8 @@ def test_parameters_say_how_they_are_cut(on_ranks):
         layers = layers_of_every_kind(dist.group.WORLD)
         of_layers = [shard_of(layer.weight) for layer in layers]
         assert all(shard.group is dist.group.WORLD for shard in of_layers)
-        return [(shard.dim, shard.whole_size, shard.stride) for shard in of_layers], shard_of(nn.Linear(2, 2).weight)
+        facts = [(shard.dim, shard.unsharded_size, shard.stride) for shard in of_layers]
+        return facts, shard_of(nn.Linear(2, 2).weight)
 
     of_layers, of_plain = on_ranks(shards)[0]
     assert of_layers == [(0, 36, 1), (0, 36, 3), (1, 36, 1), (1, 36, 3), (0, 10, 1), (0, 2, 1)]

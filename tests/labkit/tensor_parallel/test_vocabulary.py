@@ -83,11 +83,11 @@ def cross_entropy_parity(vocab_size, label_smoothing, reduction, dtype, scale):
         padded = F.pad(x, (0, rows * group.size() - vocab_size), value=value)
         return padded.chunk(group.size(), -1)[group.rank()]
 
-    mine = shard(logits.detach(), 99.0).clone().requires_grad_()  # padding of any value takes no part
-    loss = vocab_parallel_cross_entropy(mine, target, group, vocab_size=vocab_size, **options)
+    local_logits = shard(logits.detach(), 99.0).clone().requires_grad_()  # padding of any value takes no part
+    loss = vocab_parallel_cross_entropy(local_logits, target, group, vocab_size=vocab_size, **options)
     loss.backward(grad)
     assert_same(loss, expected.view(BATCH, SEQUENCE) if reduction == "none" else expected, "loss")
-    assert_same(mine.grad, shard(logits.grad, 0.0), "gradient")
+    assert_same(local_logits.grad, shard(logits.grad, 0.0), "gradient")
 
 
 @pytest.mark.parametrize("world_size", SIZES)
@@ -115,15 +115,15 @@ ODD = {  # logits and targets where a sum, a product or a difference is easily i
 
 def as_torch_has_it(logits, target, **options):
     """Loss and gradient are those of one process, whatever they are; so is the dtype of the loss."""
-    group, whole = dist.group.WORLD, logits.clone().requires_grad_()
-    mine = logits.chunk(group.size(), -1)[group.rank()].clone().requires_grad_()
-    expected = F.cross_entropy(whole, target.long(), **options)
-    loss = vocab_parallel_cross_entropy(mine, target, group, **options)
-    for each in (loss, expected):
-        each.sum().backward()
+    group, unsharded = dist.group.WORLD, logits.clone().requires_grad_()
+    local_logits = logits.chunk(group.size(), -1)[group.rank()].clone().requires_grad_()
+    expected = F.cross_entropy(unsharded, target.long(), **options)
+    loss = vocab_parallel_cross_entropy(local_logits, target, group, **options)
+    for losses in (loss, expected):
+        losses.sum().backward()
     how = {"equal_nan": True} | ({"rtol": 4e-3, "atol": 1e-4} if logits.dtype == torch.float16 else {})
     torch.testing.assert_close(loss, expected, **how)
-    torch.testing.assert_close(mine.grad, whole.grad.chunk(group.size(), -1)[group.rank()], **how)
+    torch.testing.assert_close(local_logits.grad, unsharded.grad.chunk(group.size(), -1)[group.rank()], **how)
 
 
 def test_odd_logits_and_targets(on_ranks):
@@ -250,7 +250,7 @@ def test_on_a_gpu_the_host_waits_for_nothing():
     assert layer.weight.grad.shape == (10, 4)
 
 
-def test_hidden_states_give_the_logits_of_the_own_words(on_ranks):
+def test_hidden_states_give_the_logits_of_the_local_words(on_ranks):
     def compare():
         torch.manual_seed(3)
         layer = VocabParallelEmbedding(10, 4, dist.group.WORLD)
