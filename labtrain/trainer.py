@@ -84,7 +84,7 @@ def training(config: TrainConfig) -> Iterator["Trainer"]:
     config.check_memory(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     folder = config.checkpoint_dir
     claimed = (
-        checkpoint.claim(folder, config.resume, config.async_save)
+        checkpoint.lock_folder(folder, config.resume, config.async_save)
         if folder
         else nullcontext(checkpoint.save)
     )

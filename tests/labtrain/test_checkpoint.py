@@ -300,7 +300,7 @@ def test_a_folder_of_something_else_is_refused(refusal, tmp_path, content):
     (tmp_path / "step_00000007").mkdir()
     (tmp_path / "step_00000007" / checkpoint.DESCRIPTION).write_text(content)
     text = refusal(saves_in(tmp_path))
-    assert "step_00000007/labkit.json is not the description of a labkit checkpoint" in text
+    assert "step_00000007/labkit.json is not the description of a labtrain checkpoint" in text
 
 
 def test_a_checkpoint_of_other_tensors_is_refused(two_steps_saved, refusal, tmp_path):
@@ -680,7 +680,7 @@ def test_a_checkpoint_of_an_older_version_is_refused_by_name(two_steps_saved, re
     about = json.loads(path.read_text())
     del about[name], about["checksum"]
     path.write_text(json.dumps(about | {"checksum": zlib.crc32(json.dumps(about).encode())}))
-    said = f"{path.parent} was written by an older version of labkit, without {name}: use the version that wrote it, or"
+    said = f"{path.parent} was written by an older version of labtrain, without {name}: use the version that wrote it, or"
     assert refusal(saves_in(tmp_path, num_layers=1, steps=3)).startswith(said)
     capsys.readouterr()
     assert checkpoint.main(str(tmp_path)) == 1
