@@ -41,7 +41,6 @@ FACTS = {"step", "num_samples", "precision", "optimizer", "options", "checksums"
 """What a description says, beside the shape of the model."""
 
 RENAMED_OPTIONS = {"balanced": "zigzag", "bias_update_rate": "expert_bias_update_rate"}
-RENAMED_VALUES = {("context_parallel", "gathered"): "all_gather"}
 """Options of checkpoints that were written before these had the names of today."""
 
 
@@ -208,7 +207,7 @@ class _Writer(filesystem.FileSystemWriter):
         self.keep = keep
         self.final = Path(folder) / f"step_{step:08d}"
         self.partial = self.final.with_suffix(".partial")
-        self.about = {"step": step, "num_samples": num_samples}
+        self.about: dict[str, Any] = {"step": step, "num_samples": num_samples}
         self.about |= _must_be_same(state)
         self.about["options"] = state.options
         self.about["layout"] = str(state.groups.layout).splitlines()[0]
@@ -360,15 +359,15 @@ def _load(path: Path, state: State) -> list[str]:
 def options_of(about: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of the run that wrote a checkpoint, by the names of today.
 
-    >>> options_of({"options": {"balanced": True, "context_parallel": "gathered", "seed": 0}})
-    {'zigzag': True, 'context_parallel': 'all_gather', 'seed': 0}
+    >>> options_of({"options": {"seed": 0, "context_parallel": "gathered", "balanced": True}})
+    {'seed': 0, 'context_parallel': 'all_gather', 'zigzag': True}
     """
-    options = {}
-    for name, value in about["options"].items():
-        name = RENAMED_OPTIONS.get(name, name)
-        if isinstance(value, str):
-            value = RENAMED_VALUES.get((name, value), value)
-        options[name] = value
+    options = dict(about["options"])
+    for old, new in RENAMED_OPTIONS.items():
+        if old in options:
+            options[new] = options.pop(old)
+    if options.get("context_parallel") == "gathered":
+        options["context_parallel"] = "all_gather"
     return options
 
 
