@@ -91,10 +91,10 @@ def what_a_rank_holds(
         parameters = [param for model in models for param in model.parameters()]
         memories = {param.untyped_storage()._cdata for param in parameters}
         kept = [_kept_bytes(model, memories, config) for model in models]
-        whole = 0
+        unsharded = 0
         shard = 0.0
         for param in parameters:
-            whole += param.numel()
+            unsharded += param.numel()
             is_expert = placement_of(param).replica_group is not None
             shard_group = groups.expert_shard if is_expert else groups.shard
             shard += param.numel() / shard_group.size()
@@ -102,7 +102,7 @@ def what_a_rank_holds(
         sizes = [sum(param.numel() for param in unit.parameters()) for unit in units]
     largest_unit = max(sizes, default=0)
     activations = _activation_bytes(kept, schedule.peak_in_flight(pp_rank))
-    return whole, _held(config, whole, shard, largest_unit, activations)
+    return unsharded, _held(config, unsharded, shard, largest_unit, activations)
 
 
 def _move_to_cpu(model: nn.Module) -> None:
@@ -115,11 +115,10 @@ def _move_to_cpu(model: nn.Module) -> None:
 
 
 def _held(
-    config: TrainConfig, whole: int, shard: float, unit: int, activations: float
+    config: TrainConfig, unsharded: int, shard: float, unit: int, activations: float
 ) -> MemoryEstimate:
-    """Return the bytes of a rank with ``whole`` parameters, of which replicas leave it a ``shard``.
-
-    ``unit`` is the number of parameters in the largest unit that FSDP gathers at once.
+    """Return the bytes of a rank by its numbers of parameters: before replicas divide them, its
+    shard of them, and those of the largest unit that FSDP gathers at once.
     """
     weight = config.dtype.itemsize
     gradient = max(weight, 4)  # bfloat16's are added up in float32
@@ -127,12 +126,12 @@ def _held(
     if config.precision == "bfloat16":
         moments = 12  # both moments and the master weight, in float32
     # By the ZeRO stage. From stage 1 on, the updated shard is beside the weights
-    weights = (whole, whole + shard, whole + shard, shard + 2 * unit)
-    gradients = (whole, whole, shard + unit, shard + unit)
+    weights = (unsharded, unsharded + shard, unsharded + shard, shard + 2 * unit)
+    gradients = (unsharded, unsharded, shard + unit, shard + unit)
     return MemoryEstimate(
         weights=weight * weights[config.zero_stage],
         gradients=gradient * gradients[config.zero_stage],
-        optimizer=moments * (shard if config.zero_stage else whole),
+        optimizer=moments * (shard if config.zero_stage else unsharded),
         activations=activations,
     )
 
@@ -287,7 +286,8 @@ def _fake_groups(
 
 def _fake_group(size: int) -> dist.ProcessGroup:
     """Return the first rank's view of a group whose collectives do nothing."""
-    group = dist.ProcessGroup(0, size)  # pyright: ignore[reportCallIssue] - its stub knows the other constructor only
+    # Its stub knows only the other constructor
+    group = dist.ProcessGroup(0, size)  # pyright: ignore[reportCallIssue]
     nobody = FakeProcessGroup._create_internal(0, size)
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, nobody)
     group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)

@@ -34,7 +34,7 @@ def export(source: str | Path, folder: str | Path, **options: Any) -> str:
         raise ValueError(f"{path.name} is damaged: {damage}")
     shape = GPT(**{field.name: about[field.name] for field in fields(GPT)})
     dtype = getattr(torch, about["precision"])
-    sizes = pretrained.whole_sizes(shape)
+    sizes = pretrained.unsharded_sizes(shape)
 
     def read(name: str, size: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         tensors = {f"model.{name}": torch.empty(size, dtype=dtype)}

@@ -442,9 +442,8 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / name for name in names]
     if pickled := sorted(path for pattern in PICKLED for path in folder.glob(pattern)):
         fault = f"{pickled[0]} is pickled, and loading it would run whatever code it contains"
-        raise ValueError(
-            f"{fault}: where you trust it, let transformers write it anew with save_pretrained"
-        )
+        way_out = "where you trust it, let transformers write it anew with save_pretrained"
+        raise ValueError(f"{fault}: {way_out}")
     raise ValueError(f"{folder} has no weights: it needs {WEIGHTS}, or several files and {INDEX}")
 
 
@@ -455,6 +454,5 @@ def read_json(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, TypeError) as error:
         why = getattr(error, "strerror", None) or error
         fault = f"{path} cannot be read ({why})"
-        raise ValueError(
-            f"{fault}: name a folder that transformers' save_pretrained wrote"
-        ) from None
+        way_out = "name a folder that transformers' save_pretrained wrote"
+        raise ValueError(f"{fault}: {way_out}") from None

@@ -55,7 +55,9 @@ class MasterWeights(Optimizer):
         self.inner.step()
         self.inner.zero_grad()
         if self.masters:  # a rank may have nothing to train
-            torch._foreach_copy_(list(self.masters), list(self.masters.values()))  # pyright: ignore - not in its stubs
+            params = list(self.masters)
+            masters = list(self.masters.values())
+            torch._foreach_copy_(params, masters)  # pyright: ignore - it is not in its stubs
         self._show_states()
         return loss
 

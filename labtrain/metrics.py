@@ -98,9 +98,8 @@ def open_tensorboard(config: TrainConfig, steps_done: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ValueError(
-            f"tensorboard={folder} needs the package: pip install tensorboard, or use metrics="
-        ) from error
+        way_out = "pip install tensorboard, or use metrics="
+        raise ValueError(f"tensorboard={folder} needs the package: {way_out}") from error
     if dist.get_rank() != 0:
         return None
     # It hides those steps

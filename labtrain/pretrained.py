@@ -147,7 +147,7 @@ def load(
     shape = models[0].shape
     found = dict[str, Found]()
     raise_on_all_ranks(lambda: found.update(check(folder, shape)))
-    sizes = whole_sizes(shape)
+    sizes = unsharded_sizes(shape)
     for name, parameter in _named_parameters(models):
         for offsets, values in slices_of(parameter.detach(), parameter):
             for tensor, part, index in _parts(name, sizes[name], shape, offsets, values):
@@ -256,7 +256,7 @@ def _check_leftover(name: str, path: Path, shape: GPT) -> None:
     raise ValueError(f"{fault}, which such a model has no use for: {hf.CONFIG} is of another")
 
 
-def whole_sizes(shape: GPT) -> dict[str, torch.Size]:
+def unsharded_sizes(shape: GPT) -> dict[str, torch.Size]:
     """Return the size of each of a model's parameters, whole."""
     return {name: parameter.shape for name, parameter in on_meta(shape).named_parameters()}
 
@@ -269,7 +269,7 @@ def on_meta(shape: GPT) -> ParallelGPT:
 def _tensor_sizes(shape: GPT) -> dict[str, list[int]]:
     """Return the size of each tensor in the files, all of whose rows are a parameter's."""
     sizes: dict[str, list[int]] = {}
-    for name, size in whole_sizes(shape).items():
+    for name, size in unsharded_sizes(shape).items():
         columns = list(size[-1:]) if len(size) > 1 else []
         for tensor, rows in hf.rows_of(name, size, shape):
             num_rows = max(rows.stop, *sizes.get(tensor, [0])[:1])
@@ -286,8 +286,8 @@ def _parts(
     """Yield the tensors in the files that have rows of a slice of a parameter: which rows, as a
     view, and where.
 
-    The files have the keys of a layer apart from its queries. Here a slice has the rows 6 to 9 of
-    the fused matrix, [12, 4]: two of queries, which end at row 8, and two of keys.
+    The files have the keys of a layer apart from its queries. Here a slice has the rows 2 to 5 of
+    the fused matrix, [12, 4]: two of queries, which end before row 4, and two of keys.
 
     >>> llama = GPT(2, 4, 8, 8, 2, norm="rmsnorm", mlp="swiglu", positions="rope", bias=False)
     >>> rows = torch.ones(4, 4)
@@ -296,16 +296,14 @@ def _parts(
     q_proj [2, 4] (slice(2, 4, None), slice(0, 4, None))
     k_proj [2, 4] (slice(0, 2, None), slice(0, 4, None))
     """
-    matrices = [values]
-    expert = 0
-    row, *columns = offsets
-    if (
-        values.dim() == 3
-    ):  # [experts, rows, columns]: each expert's matrix is in a tensor of its own
-        matrices = list(values)
-        expert, row, *columns = offsets
-    for number, matrix in enumerate(matrices, expert):
-        first = row + (number * size[-2] if values.dim() == 3 else 0)  # of all experts' rows
+    if values.dim() < 3:
+        values = values[None]
+        offsets = [0, *offsets]
+    # [experts, rows, columns]: in the files, each expert's matrix is a tensor of its own
+    expert, row, *columns = offsets
+    rows_per_expert = size[-2] if len(size) == 3 else 0
+    for number, matrix in enumerate(values, expert):
+        first = number * rows_per_expert + row
         end = 0
         for tensor, rows in hf.rows_of(name, size, shape):
             # This tensor has the rows from begin to end of the parameter, and some of them are here
@@ -352,10 +350,10 @@ def save(
     for name, parameter in _named_parameters(models):
         if is_my_turn(0, parameter, groups):
             given[name] = parameter
-    sizes = whole_sizes(models[0].shape)
+    sizes = unsharded_sizes(models[0].shape)
     dtype = next(models[0].parameters()).dtype
 
-    def whole(name: str, writer: int) -> torch.Tensor:
+    def unsharded(name: str, writer: int) -> torch.Tensor:
         tensor = torch.zeros(sizes[name], dtype=dtype, device=local_device())
         if name in given:
             for offsets, values in slices_of(given[name].detach(), given[name]):
@@ -365,7 +363,7 @@ def save(
             dist.reduce(tensor.flatten().view(torch.uint8), writer)
         return tensor
 
-    write(folder, models[0].shape, dtype, whole, **options)
+    write(folder, models[0].shape, dtype, unsharded, **options)
 
 
 def check_biases(buffers: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -386,11 +384,12 @@ def write(
     folder: str | Path,
     shape: GPT,
     dtype: torch.dtype,
-    whole: Callable[[str, int], torch.Tensor],
+    unsharded: Callable[[str, int], torch.Tensor],
     like: str | Path | None = None,
     max_file_bytes: int = 5 << 30,
 ) -> None:
-    """Write a folder as `save` does; ``whole(name, writer)`` gives that rank a parameter's values.
+    """Write a folder as `save` does; ``unsharded(name, writer)`` gives that rank a parameter's
+    values.
 
     ``like``: the folder that the model started from. Its tokenizer is copied, and what its
     config.json says beyond the shape: which family it is, its tokens, its longest sequence, its
@@ -414,7 +413,7 @@ def write(
             writer = number % world_size
             tensors: dict[str, torch.Tensor] = {}
             for name in names:
-                values = whole(name, writer)  # every rank helps to gather it
+                values = unsharded(name, writer)  # every rank helps to gather it
                 for tensor, part, index in new.parts(file, name, values):
                     if rank == writer:
                         if tensor not in tensors:
@@ -444,7 +443,7 @@ class _NewFolder:
         self.shape = shape
         self.dtype = dtype
         self.like = like
-        self.sizes = whole_sizes(shape)
+        self.sizes = unsharded_sizes(shape)
         self.tensor_sizes = _tensor_sizes(shape)
         self.num_bytes = {name: size.numel() * dtype.itemsize for name, size in self.sizes.items()}
         self.files = _plan(self.num_bytes, max_file_bytes)
