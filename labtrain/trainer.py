@@ -134,6 +134,13 @@ def _parameters_of(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
 class Trainer:
     """A rank's chunks of the model, its optimizer, and its place in the data.
 
+    What a step sends, beside what layers send to compute, and stages to each other:
+
+    - replicas average gradients while backward runs; with ZeRO each keeps its shard (`wrap`);
+    - the ends of the pipeline add up the gradients of a tied embedding;
+    - each tensor group sums the gradients of which its ranks have parts, in one all-reduce;
+    - all ranks sum t + 2 numbers: the loss, the squared norm, how many targets count.
+
     A run that differs in one thing overrides one method: `wrap`, `make_optimizer`, `loss` or
     `rows`.
     """
@@ -268,6 +275,7 @@ class Trainer:
         seed_replicas(first_seed, self.groups)
         self.optimizer.zero_grad()
         loss_share, num_counted = self.run(self.schedule, batch, average=True)
+        # The norm needs whole gradients, so these sums come first
         all_reduce_grads(self.parameters, self.groups.tp)
         wants_to_end = bool(self.exit_signal.reason)
         sums = loss_and_grad_norm(

@@ -238,10 +238,10 @@ def silent_ranks(store: Store) -> list[int]:
         for rank in unknown:
             if _has_ended(store, rank):
                 store.set(f"{gone} {rank}", "")
-        told = {rank for rank in unknown if store.check([f"{gone} {rank}"])}
-        unknown -= told
-        ended |= told
-        if answered or told:  # news: wait for more
+        reported = {rank for rank in unknown if store.check([f"{gone} {rank}"])}
+        unknown -= reported
+        ended |= reported
+        if answered or reported:  # news: wait for more
             deadline = time.monotonic() + PATIENCE_SECONDS
     return sorted(ended | unknown)
 
