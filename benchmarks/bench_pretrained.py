@@ -143,7 +143,7 @@ def write(folder: str) -> tuple[float, float, float]:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as root:
         model_folder = make(f"{root}/model")
-        largest = max(math.prod(size) for size in pretrained.whole_sizes(SHAPE).values()) * 4
+        largest = max(math.prod(size) for size in pretrained.unsharded_sizes(SHAPE).values()) * 4
         for who, (taken, peak) in zip(("labkit, the largest of 4 ranks", "transformers"), loads(model_folder)):
             print(f"{who}: {taken:.2f} s, {peak / 1e6:,.0f} MB")
         print(

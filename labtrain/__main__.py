@@ -35,16 +35,15 @@ def main() -> int:
         if config is None:
             return 0
         if isinstance(config, TrainConfig) and config.check:
-            from labtrain.estimate import (
-                estimate,  # torch's fake tensors take long to import, and a run needs none
-            )
+            # torch's fake tensors take long to import, and a run needs none
+            from labtrain.estimate import estimate
 
             fits = estimate(config, config.check, say=lambda line: print(as_typed(line)))
             return 0 if fits else 2
-        trains = isinstance(config, TrainConfig)
-        with world(
-            one_queue=trains and config.one_queue, posts_receives=trains and config.posts_receives
-        ):
+        options = {}
+        if isinstance(config, TrainConfig):
+            options = {"one_queue": config.one_queue, "posts_receives": config.posts_receives}
+        with world(**options):
             return run(config)
     except ValueError as error:  # from bringing the world up
         say_once(f"labtrain: {as_typed(str(error))}")
@@ -80,11 +79,15 @@ def read_options() -> TrainConfig | str | None:
     """Return the config, or what is wrong with the options; None if they only ask for help, which
     is printed.
     """
-    printed, only_switches = io.StringIO(), (tyro.conf.FlagCreatePairsOff,)
+    printed = io.StringIO()
     try:
         with redirect_stdout(printed), redirect_stderr(printed):  # or every rank would say the same
-            about: dict = dict(prog="python -m labtrain", description=inspect.getdoc(TrainConfig))
-            given = tyro.cli(options_class(), **about, config=only_switches)
+            given = tyro.cli(
+                options_class(),
+                prog="python -m labtrain",
+                description=inspect.getdoc(TrainConfig),
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
         return TrainConfig(**vars(given))
     except ValueError as error:
         return as_typed(str(error))
@@ -101,10 +104,7 @@ def run(config: TrainConfig | str) -> int:
     """Train on a rank of a world that is up, and return the exit code; a text says what is wrong
     with its options.
     """
-    is_first_here, folder = (
-        local_rank() == 0,
-        config.checkpoint_dir if isinstance(config, TrainConfig) else None,
-    )
+    is_first_here = local_rank() == 0
     try:
         check_same_options(config, options())  # before anything on one rank alone
         assert isinstance(config, TrainConfig)
@@ -124,6 +124,7 @@ def run(config: TrainConfig | str) -> int:
         if lost_a_peer(error):
             # torchrun's: this rank ends in a moment by itself
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            folder = config.checkpoint_dir if isinstance(config, TrainConfig) else None
             say_once(f"labtrain: {describe_lost_peer(folder)}", restart_helps=True)
             return 1
         is_known = isinstance(error, MemoryError | torch.OutOfMemoryError)

@@ -31,18 +31,21 @@ from torch.distributed.checkpoint.api import CheckpointException
 from labtrain.checkpoint_tensors import State, make_states, tensors_of, without_states
 from labtrain.command_line import run_command
 
-DESCRIPTION, LOCK, METADATA = "labkit.json", "labkit.lock", ".metadata"  # the last is torch's
-CHANGED, SHARED = (
-    "has changed since it was written",
-    ("checkpoint_dir must be a folder that all nodes share"),
-)
-NOT_OURS = "is not the description of a labkit checkpoint"
+DESCRIPTION = "labkit.json"
+LOCK = "labkit.lock"
+METADATA = ".metadata"  # torch's
+CHANGED = "has changed since it was written"
+SHARED = "checkpoint_dir must be a folder that all nodes share"
+NOT_A_DESCRIPTION = "is not the description of a labtrain checkpoint"
 FACTS = {"step", "num_samples", "precision", "optimizer", "options", "checksums", "checksum"}
 """What a description says, beside the shape of the model."""
 
+RENAMED_OPTIONS = {"balanced": "zigzag", "bias_update_rate": "expert_bias_update_rate"}
+"""Options of checkpoints that were written before these had the names of today."""
+
 
 @contextmanager
-def claim(
+def lock_folder(
     folder: str | Path, resume: bool, in_background: bool = False
 ) -> Iterator[Callable[..., None]]:
     """Keep the folder for this run inside the block, on all ranks together; yield `save`, or
@@ -53,36 +56,55 @@ def claim(
     cannot be written.
     """
     folder = Path(folder)
+    with ExitStack() as while_it_runs:
 
-    def take() -> None:
-        if (folder / DESCRIPTION).exists():
-            raise ValueError(
-                f"checkpoint_dir={folder} is a checkpoint: name the folder that "
-                f"it is in, {folder.parent}"
-            )
-        if folder.is_file():
-            raise ValueError(f"checkpoint_dir={folder} is a file: name a folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        locked = while_it_runs.enter_context(open(folder / LOCK, "w"))  # noqa: SIM115 - freed if killed, too
+        def prepare() -> None:
+            if dist.get_rank() == 0:
+                _check_folder(folder)
+                while_it_runs.enter_context(_locked(folder / LOCK))
+                _clean(folder, resume)
+
+        raise_on_all_ranks(prepare, f"checkpoint_dir={folder}")
+        if in_background:
+            yield while_it_runs.enter_context(InBackground()).save
+        else:
+            yield save
+
+
+def _check_folder(folder: Path) -> None:
+    """Make a folder for checkpoints, or raise a ValueError if something else has its name."""
+    if (folder / DESCRIPTION).exists():
+        fault = f"checkpoint_dir={folder} is a checkpoint"
+        raise ValueError(f"{fault}: name the folder that it is in, {folder.parent}")
+    if folder.is_file():
+        raise ValueError(f"checkpoint_dir={folder} is a file: name a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a file's lock inside the block. A process that is killed frees it too."""
+    with open(path, "w") as file:
         try:
-            fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(
-                f"checkpoint_dir={folder} is in use by another run: name a different folder"
-            ) from None
+            fault = f"checkpoint_dir={path.parent} is in use by another run"
+            raise ValueError(f"{fault}: name a different folder") from None
         except OSError:
             pass  # a file system without locks
-        if not resume and (path := newest(folder)):
-            raise ValueError(
-                f"checkpoint_dir={folder} already has {path.name}: resume it, "
-                "or name a different folder"
-            )
-        for partial in folder.glob("step_*.partial"):
-            shutil.rmtree(partial, ignore_errors=True)
+        yield
 
-    with ExitStack() as while_it_runs:
-        together(take if dist.get_rank() == 0 else lambda: None, f"checkpoint_dir={folder}")
-        yield while_it_runs.enter_context(InBackground()).save if in_background else save
+
+def _clean(folder: Path, resume: bool) -> None:
+    """Remove what killed saves left; raise a ValueError if there are checkpoints and the run does
+    not resume.
+    """
+    found = newest(folder)
+    if found and not resume:
+        fault = f"checkpoint_dir={folder} already has {found.name}"
+        raise ValueError(f"{fault}: resume it, or name a different folder")
+    for partial in folder.glob("step_*.partial"):
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def save(folder: str | Path, state: State, step: int, num_samples: int, keep: int = 0) -> None:
@@ -182,14 +204,12 @@ class _Writer(filesystem.FileSystemWriter):
     """
 
     def __init__(self, folder: str | Path, state: State, step: int, num_samples: int, keep: int):
-        self.final, self.keep = Path(folder) / f"step_{step:08d}", keep
+        self.keep = keep
+        self.final = Path(folder) / f"step_{step:08d}"
         self.partial = self.final.with_suffix(".partial")
-        self.about = {
-            "step": step,
-            "num_samples": num_samples,
-            **_about(state),
-            "options": state.options,
-        }
+        self.about: dict[str, Any] = {"step": step, "num_samples": num_samples}
+        self.about |= _must_be_same(state)
+        self.about["options"] = state.options
         self.about["layout"] = str(state.groups.layout).splitlines()[0]
         super().__init__(self.partial)
 
@@ -198,47 +218,51 @@ class _Writer(filesystem.FileSystemWriter):
         try:
             results = super().write_data(plan, planner).value()
         except (OSError, RuntimeError) as error:
-            tensors = [item.tensor_data for item in plan.items if item.tensor_data]
-            needed = sum(
-                each.chunk.sizes.numel() * each.properties.dtype.itemsize for each in tensors
-            )
-            left = shutil.disk_usage(self.partial.parent).free
-            number = errno.ENOSPC if left < needed else _errno_of(error)
-            if number is None:  # not the file system's fault, or nobody says so
-                raise
-            why, what = os.strerror(number), f"the files of rank {dist.get_rank()}"
-            raise OSError(
-                number, f"{why}: {what} need {needed:,} bytes, {left:,} are free"
-            ) from error
-        checksums = {
-            path.name: _checksum(path) for path in self.partial.glob(f"__{dist.get_rank()}_*")
-        }
+            self._raise_if_refused(plan, error)
+            raise  # not the file system's fault, or nobody says so
+        files = self.partial.glob(f"__{dist.get_rank()}_*")
+        checksums = {path.name: _checksum(path) for path in files}
         written = torch.futures.Future()
         written.set_result((results, checksums))
         return written
 
+    def _raise_if_refused(self, plan, error: OSError | RuntimeError) -> None:
+        """Raise an OSError that says what there was to write, if the file system refused it."""
+        tensors = [item.tensor_data for item in plan.items if item.tensor_data]
+        needed = 0
+        for tensor in tensors:
+            needed += tensor.chunk.sizes.numel() * tensor.properties.dtype.itemsize
+        left = shutil.disk_usage(self.partial.parent).free
+        number = errno.ENOSPC if left < needed else _errno_of(error)
+        if number is not None:
+            why = f"{os.strerror(number)}: the files of rank {dist.get_rank()}"
+            raise OSError(number, f"{why} need {needed:,} bytes, {left:,} are free") from error
+
     def finish(self, metadata, results: list[Any]) -> None:
         """Give the checkpoint its name; the first rank calls this when all have written."""
         super().finish(metadata, [of_rank for of_rank, _ in results])
-        sums = {name: checksum for _, of_rank in results for name, checksum in of_rank.items()}
-        here = sums.keys() & {path.name for path in self.partial.iterdir()}
-        written = {
-            result.storage_data.relative_path for of_rank, _ in results for result in of_rank
-        }
-        if lost := written - here:
+        checksums = {}
+        written = set()
+        for of_rank, checksums_of_rank in results:
+            checksums |= checksums_of_rank
+            written |= {result.storage_data.relative_path for result in of_rank}
+        # A node that writes to a disk of its own has checksums of files that are not here
+        arrived = checksums.keys() & {path.name for path in self.partial.iterdir()}
+        if lost := written - arrived:
             raise ValueError(f"{self.partial} lacks {min(lost)}: {SHARED}")
-        sums[METADATA] = _checksum(self.partial / METADATA)
-        described = self.about | {"checksums": sums}
+        checksums[METADATA] = _checksum(self.partial / METADATA)
+        described = self.about | {"checksums": checksums}
+        described["checksum"] = _checksum_of(described)
         with open(self.partial / DESCRIPTION, "w") as file:
-            json.dump(
-                described | {"checksum": zlib.crc32(json.dumps(described).encode())}, file, indent=1
-            )
+            json.dump(described, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
         shutil.rmtree(self.final, ignore_errors=True)
         self.partial.rename(self.final)
-        for old in complete(self.final.parent)[: -self.keep] if self.keep else []:
-            shutil.rmtree(old.rename(old.with_suffix(".partial")), ignore_errors=True)
+        if self.keep:
+            for old in complete(self.final.parent)[: -self.keep]:
+                # Renamed first, so that nobody takes what is left of it for a checkpoint
+                shutil.rmtree(old.rename(old.with_suffix(".partial")), ignore_errors=True)
 
 
 def _errno_of(error: BaseException | None) -> int | None:
@@ -266,7 +290,8 @@ def _complete_or_nothing(partial: Path) -> Iterator[None]:
         if dist.get_rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)  # others may need the space
         causes = [cause for cause, _ in error.failures.values()]
-        cause = next((each for each in causes if not isinstance(each, Exception)), causes[0])
+        interrupts = [cause for cause in causes if not isinstance(cause, Exception)]
+        cause = [*interrupts, *causes][0]
         if isinstance(cause, OSError):
             raise ValueError(unwritable(partial.with_suffix(""), cause)) from error
         raise cause from error
@@ -299,38 +324,63 @@ def load_newest(folder: str | Path, state: State) -> tuple[int, int]:
     """
     found = [newest(folder)]
     dist.broadcast_object_list(found)  # one rank looks for all
-    step, num_samples, text = 0, 0, f"No checkpoint in {folder}: starting with step 1"
-    if path := found[0]:
-        make_states(state.optimizer)
-        tensors = dict(tensors_of(state))
-        together(
-            lambda: _check(path, state, {name for name in tensors if name.startswith("model.")})
-        )
-        untrained = without_states(state, _saved_names(path))
-        for name, parameter in untrained:  # frozen until now, say
-            for key in state.optimizer.state[parameter]:
-                tensors.pop(f"optimizer.{name}.{key}", None)
-        state_dict_loader.load(tensors, checkpoint_id=path)
-        _forget_states(state.optimizer, [parameter for _, parameter in untrained])
-        about = json.loads((path / DESCRIPTION).read_text())
-        step, num_samples = about["step"], about["num_samples"]
-        text = f"Resuming after step {step}, from {path.name}"
-        before = about["options"]
-        both = [
-            (name, state.options[name], before[name])
-            for name in state.options.keys() & before
-            if name != "resume"
-        ]
-        new = ", ".join(
-            f"{name} is {now} instead of {old}" for name, now, old in sorted(both) if now != old
-        )
-        text += f". From here on {new}" if new else ""
-        if names := _on_any_rank(name for name, _ in untrained):
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            text += f". It has no optimizer states of {names[0]}{more}, so these start anew"
-    if local_rank() == 0:  # in the log of each node
+    path = found[0]
+    if path is None:
+        _say_on_each_node(f"No checkpoint in {folder}: starting with step 1")
+        return 0, 0
+    untrained = _load(path, state)
+    about = json.loads((path / DESCRIPTION).read_text())
+    said = [f"Resuming after step {about['step']}, from {path.name}"]
+    changes = _changes(state.options, options_of(about))
+    if changes:
+        said.append(f"From here on {', '.join(changes)}")
+    if names := _on_any_rank(untrained):
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        said.append(f"It has no optimizer states of {names[0]}{more}, so these start anew")
+    _say_on_each_node(". ".join(said))
+    return about["step"], about["num_samples"]
+
+
+def _load(path: Path, state: State) -> list[str]:
+    """Fill this rank's tensors; return the names of the parameters that had no optimizer states."""
+    make_states(state.optimizer)
+    tensors = dict(tensors_of(state))
+    of_model = {name for name in tensors if name.startswith("model.")}
+    raise_on_all_ranks(lambda: _check(path, state, of_model))
+    untrained = dict(without_states(state, _saved_names(path)))  # frozen until now, say
+    for name, parameter in untrained.items():
+        for key in state.optimizer.state[parameter]:
+            tensors.pop(f"optimizer.{name}.{key}", None)
+    state_dict_loader.load(tensors, checkpoint_id=path)
+    _forget_states(state.optimizer, list(untrained.values()))
+    return list(untrained)
+
+
+def options_of(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of the run that wrote a checkpoint, by the names of today.
+
+    >>> options_of({"options": {"seed": 0, "context_parallel": "gathered", "balanced": True}})
+    {'seed': 0, 'context_parallel': 'all_gather', 'zigzag': True}
+    """
+    options = dict(about["options"])
+    for old, new in RENAMED_OPTIONS.items():
+        if old in options:
+            options[new] = options.pop(old)
+    if options.get("context_parallel") == "gathered":
+        options["context_parallel"] = "all_gather"
+    return options
+
+
+def _changes(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
+    """Return what to say of each option that differs from that of the run that is resumed."""
+    names = sorted(now.keys() & before.keys() - {"resume"})
+    changed = [name for name in names if now[name] != before[name]]
+    return [f"{name} is {now[name]} instead of {before[name]}" for name in changed]
+
+
+def _say_on_each_node(text: str) -> None:
+    if local_rank() == 0:  # each node may have a log of its own
         print(text, flush=True)
-    return step, num_samples
 
 
 def _saved_names(path: Path) -> KeysView[str]:
@@ -346,7 +396,8 @@ def _on_any_rank(names: Iterable[str]) -> list[str]:
 @torch.no_grad()
 def _forget_states(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
     """Let an optimizer start anew with these parameters, from their values."""
-    masters, inner = getattr(optimizer, "masters", {}), getattr(optimizer, "inner", optimizer)
+    masters = getattr(optimizer, "masters", {})
+    inner = getattr(optimizer, "inner", optimizer)
     for parameter in parameters:
         optimizer.state.pop(parameter)
         if parameter in masters:
@@ -359,52 +410,58 @@ def _check(path: Path, state: State, names: Set[str]) -> None:
 
     Ranks share its data files.
     """
-    ours, way_out = _about(state), f"remove {path.name} to resume from the checkpoint before it"
     if not (path / DESCRIPTION).exists():
         raise ValueError(f"rank {dist.get_rank()} does not see {path}: {SHARED}")
     about, damage = _read(path)
+    go_back = f"remove {path.name} to resume from the checkpoint before it"
     if damage:
-        raise ValueError(f"{damage}: {way_out}")
-    both = [(name, about.get(name), mine) for name, mine in ours.items()]
-    if differing := [
-        f"{name} is {there} there and {here} here" for name, there, here in both if there != here
-    ]:
+        raise ValueError(f"{damage}: {go_back}")
+    differing = []
+    for name, expected in _must_be_same(state).items():
+        if about.get(name) != expected:
+            differing.append(f"{name} is {about.get(name)} there and {expected} here")
+    if differing:
         way_out = "resume with what is there, or name a different checkpoint_dir"
         raise ValueError(f"{path} does not fit: {'; '.join(differing)}: {way_out}")
-    sums = about["checksums"]
-    mine = [METADATA, *sorted(sums.keys() - {METADATA})[dist.get_rank() :: dist.get_world_size()]]
-    if damage := _damage(path, {name: sums[name] for name in mine}):
-        raise ValueError(f"{damage}: {way_out}")
+    checksums = about["checksums"]
+    data_files = sorted(checksums.keys() - {METADATA})
+    share = data_files[dist.get_rank() :: dist.get_world_size()]
+    if damage := _damage(path, {name: checksums[name] for name in [METADATA, *share]}):
+        raise ValueError(f"{damage}: {go_back}")
     if missing := sorted(names - _saved_names(path)):
-        raise ValueError(
-            f"{path} has no {missing[0]} ({len(missing)} tensors are missing): "
-            "it is of a different model"
-        )
+        fault = f"{path} has no {missing[0]} ({len(missing)} tensors are missing)"
+        raise ValueError(f"{fault}: it is of a different model")
 
 
 def _read(path: Path) -> tuple[dict[str, Any], str]:
     """Return what a checkpoint says of itself, and whether that has changed since, or an empty
     text.
     """
+    file = path / DESCRIPTION
     try:
-        about = dict(json.loads((path / DESCRIPTION).read_text()))
+        about = dict(json.loads(file.read_text()))
     except (OSError, ValueError, TypeError) as error:
-        raise ValueError(f"{path / DESCRIPTION} {NOT_OURS}: {error!r}") from error
+        raise ValueError(f"{file} {NOT_A_DESCRIPTION}: {error!r}") from error
     shape = {field.name for field in fields(GPT)}
     if missing := sorted((FACTS | shape) - about.keys()):
         if not {"step", "checksums"} < about.keys():
-            raise ValueError(f"{path / DESCRIPTION} {NOT_OURS}: it has no {missing[0]}")
-        fault = f"{path} was written by an older version of labkit, without {missing[0]}"
+            raise ValueError(f"{file} {NOT_A_DESCRIPTION}: it has no {missing[0]}")
+        fault = f"{path} was written by an older version of labtrain, without {missing[0]}"
         way_out = "use the version that wrote it, or start a new run in a different folder"
         raise ValueError(f"{fault}: {way_out}")
     checksum = about.pop("checksum")
-    is_as_written = checksum == zlib.crc32(json.dumps(about).encode())
-    return about, "" if is_as_written else f"{path / DESCRIPTION} {CHANGED}"
+    is_as_written = checksum == _checksum_of(about)
+    return about, "" if is_as_written else f"{file} {CHANGED}"
 
 
-def _damage(path: Path, sums: Mapping[str, int]) -> str:
+def _checksum_of(described: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(described).encode())
+
+
+def _damage(path: Path, checksums: Mapping[str, int]) -> str:
     """Return what is wrong with the first file that is not as it was written, or an empty text."""
-    for file, checksum in ((path / name, checksum) for name, checksum in sums.items()):
+    for name, checksum in checksums.items():
+        file = path / name
         if not file.is_file() or _checksum(file) != checksum:
             return f"{file} {_what_is_wrong(file)}"
     return ""
@@ -416,19 +473,19 @@ def _what_is_wrong(file: Path) -> str:
     return "is a folder" if file.exists() else "is missing"
 
 
-def together(work: Callable[[], Any], written: str = "") -> None:
+def raise_on_all_ranks(work: Callable[[], Any], written: str = "") -> None:
     """Do this rank's work; raise on all ranks if it failed on one.
 
     ``written`` names what it writes, if anything.
     """
-    error = None
+    error = ""
     try:
         work()
-    except (ValueError, OSError) as raised:
-        error = (
-            unwritable(written, raised) if written and isinstance(raised, OSError) else str(raised)
-        )
-    errors: list[Any] = [error]
+    except OSError as raised:
+        error = unwritable(written, raised) if written else str(raised)
+    except ValueError as raised:
+        error = str(raised)
+    errors = [error]
     if dist.is_initialized():
         errors *= dist.get_world_size()
         dist.all_gather_object(errors, error)
@@ -451,16 +508,15 @@ def unwritable(what: str | Path, error: OSError) -> str:
     return f"{what} cannot be written ({error.strerror or error}): {way_out}"
 
 
-def _about(state: State) -> dict[str, Any]:
+def _must_be_same(state: State) -> dict[str, Any]:
     """Return what must be the same to resume; the layout need not be."""
     inner = getattr(state.optimizer, "inner", None)
-    kind = (
-        type(state.optimizer).__name__
-        if inner is None
-        else (f"{type(inner).__name__} with master weights")
-    )
+    optimizer = type(state.optimizer).__name__
+    if inner is not None:
+        optimizer = f"{type(inner).__name__} with master weights"
     dtype = str(next(state.models[0].parameters()).dtype).removeprefix("torch.")
-    return {**asdict(state.shape), "precision": dtype, "optimizer": kind, **state.data}
+    facts = {"precision": dtype, "optimizer": optimizer}
+    return asdict(state.shape) | facts | state.data
 
 
 def describe(folder: str | Path) -> tuple[Path, dict[str, Any], str]:
@@ -469,11 +525,11 @@ def describe(folder: str | Path) -> tuple[Path, dict[str, Any], str]:
 
     Raises a ValueError if there is none, or it does not say.
     """
-    path = Path(folder) if (Path(folder) / DESCRIPTION).exists() else newest(folder)
+    is_checkpoint = (Path(folder) / DESCRIPTION).exists()
+    path = Path(folder) if is_checkpoint else newest(folder)
     if path is None:
-        raise ValueError(
-            f"no complete checkpoint is in {folder}: name a folder of checkpoints, or one of them"
-        )
+        fault = f"no complete checkpoint is in {folder}"
+        raise ValueError(f"{fault}: name a folder of checkpoints, or one of them")
     about, damage = _read(path)
     return path, about, damage or _damage(path, about["checksums"])
 
@@ -487,12 +543,13 @@ def main(folder: str) -> int:
     except ValueError as error:
         print(error)
         return 1
-    print(
-        json.dumps({name: value for name, value in about.items() if name != "checksums"}, indent=1)
-    )
-    whole = f"{path.name} is whole: {len(about['checksums'])} files"
-    print(f"{path.name} is damaged: {damage}" if damage else whole)
-    return int(bool(damage))
+    num_files = len(about.pop("checksums"))
+    print(json.dumps(about, indent=1))
+    if damage:
+        print(f"{path.name} is damaged: {damage}")
+        return 1
+    print(f"{path.name} is whole: {num_files} files")
+    return 0
 
 
 def _checksum(path: Path) -> int:

@@ -1,4 +1,11 @@
-"""Maps a rank's shards to slices of whole tensors for torch.distributed.checkpoint."""
+"""Maps a rank's shards to slices of whole tensors for torch.distributed.checkpoint.
+
+A parameter gets from the whole tensor to what a rank holds of it in two cuts, and `slices_of`
+undoes both. Tensor-parallel ranks cut dims (`labkit.placement.Shard`); then replicas that share
+states cut the flattened shard into runs of numbers (`labkit.placement.FlatShard`). So:
+
+    a rank's numbers  --_blocks-->  blocks of its shard  --_runs-->  slices of the whole tensor
+"""
 
 import math
 from collections.abc import Container, Iterator, Sequence
@@ -49,35 +56,35 @@ class SlicedTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, size: Sequence[int], slices: dict[torch.Size, torch.Tensor]) -> "SlicedTensor":
         first = next(iter(slices.values()))
-        tensor = torch.Tensor._make_wrapper_subclass(
-            cls, size, dtype=first.dtype, device=first.device
-        )  # pyright: ignore
+        like: dict[str, Any] = dict(dtype=first.dtype, device=first.device)
+        tensor = torch.Tensor._make_wrapper_subclass(cls, size, **like)  # pyright: ignore
         tensor.slices = slices
         return tensor
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        tensor = next(each for each in args if isinstance(each, SlicedTensor))
-
-        def of(offsets: torch.Size) -> list[Any]:
-            return [
-                each.slices[offsets] if isinstance(each, SlicedTensor) else each for each in args
+        """Run an operation on each slice, such as ``copy_`` from another tensor cut likewise."""
+        whole = next(arg for arg in args if isinstance(arg, SlicedTensor))
+        results = {}
+        for offsets in whole.slices:
+            of_slices = [
+                arg.slices[offsets] if isinstance(arg, SlicedTensor) else arg for arg in args
             ]
-
-        return SlicedTensor(
-            tensor.size(), {key: func(*of(key), **(kwargs or {})) for key in tensor.slices}
-        )
+            results[offsets] = func(*of_slices, **(kwargs or {}))
+        return SlicedTensor(whole.size(), results)
 
     def __create_chunk_list__(self) -> list[Any]:
-        return [ChunkStorageMetadata(offsets, each.size()) for offsets, each in self.slices.items()]
+        slices = self.slices.items()
+        return [ChunkStorageMetadata(offsets, values.size()) for offsets, values in slices]
 
     def __create_write_items__(self, fqn: str, tensor: "SlicedTensor") -> list[Any]:
         properties = TensorProperties(self.dtype)
-        return [
-            WriteItem(MetadataIndex(fqn, chunk.offsets), WriteItemType.SHARD, tensor_data=data)
-            for chunk in self.__create_chunk_list__()
-            for data in [TensorWriteData(chunk, properties, self.size())]
-        ]
+        items = []
+        for chunk in self.__create_chunk_list__():
+            index = MetadataIndex(fqn, chunk.offsets)
+            data = TensorWriteData(chunk, properties, self.size())
+            items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
+        return items
 
     def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
         return self.slices[index.offset]
@@ -88,20 +95,19 @@ def tensors_of(state: State, to_save: bool = False) -> Iterator[tuple[str, torch
 
     Where several ranks have the same numbers, each has its turn to yield some of them ``to_save``.
     """
-    # Routers have biases that are no parameters; all ranks have the same
     for model in state.models:
-        yield from ((f"model.{name}", buffer) for name, buffer in model.named_buffers())
-    parameters = [pair for model in state.models for pair in model.named_parameters()]
-    # So that turns are about equal; same on all
+        # Routers have biases that are not parameters; all ranks have the same
+        for name, buffer in model.named_buffers():
+            yield f"model.{name}", buffer
+    # From the smallest to the largest, so that turns are about equal; the same order on all ranks
+    parameters = _named_parameters(state)
     parameters.sort(key=lambda pair: shape_before_flat(pair[1]).numel())
     for number, (name, parameter) in enumerate(parameters):
         if to_save and not is_my_turn(number, parameter, state.groups):
             continue
         named = {f"model.{name}": parameter.detach()}
-        named |= {
-            f"optimizer.{name}.{key}": each
-            for key, each in state.optimizer.state.get(parameter, {}).items()
-        }
+        for key, value in state.optimizer.state.get(parameter, {}).items():
+            named[f"optimizer.{name}.{key}"] = value
         for key, tensor in named.items():
             if tensor.shape != parameter.shape:  # a count of steps, say
                 yield key, tensor
@@ -109,9 +115,16 @@ def tensors_of(state: State, to_save: bool = False) -> Iterator[tuple[str, torch
                 yield key, SlicedTensor(unsharded_size(parameter), slices)
 
 
+def _named_parameters(state: State) -> list[tuple[str, nn.Parameter]]:
+    return [pair for model in state.models for pair in model.named_parameters()]
+
+
 def is_my_turn(number: int, parameter: nn.Parameter, groups: ProcessGroups) -> bool:
     """Whether this one of the ranks with the same numbers saves them: they take turns, parameter by
     parameter.
+
+    With two groups of copies, of 2 and 3 ranks, parameter 5 = 1 + 2 * (2 + 3 * 0) is saved by the
+    rank that is number 1 in the first group and number 2 in the second.
     """
     for group in copy_groups_of(parameter, groups):
         number, turn = divmod(number, group.size())
@@ -125,18 +138,33 @@ def slices_of(
 ) -> Iterator[tuple[torch.Size, torch.Tensor]]:
     """Yield the slices of a tensor that lies like its parameter, with their offsets in the whole
     tensor.
+
+    For example, rank 1 of 2 has the columns 2 and 3 of a [2, 4] matrix, and of those four numbers,
+    in memory one after the other, the last three: first the block [[4.]], then the whole row.
+
+    >>> from labkit.placement import FlatShard, Placement, set_placement
+    >>> weight = nn.Parameter(torch.tensor([4.0, 7.0, 8.0]))
+    >>> columns = Shard(1, 4, torch.distributed.ProcessGroup(1, 2))  # dim 1, 4 columns in all
+    >>> flat = FlatShard(torch.Size([2, 2]), start=1)
+    >>> set_placement(weight, Placement((columns,), flat=flat))
+    >>> for offsets, values in slices_of(weight.detach(), weight):
+    ...     print(list(offsets), values.tolist())
+    [0, 3] [[4.0]]
+    [1, 2] [[7.0, 8.0]]
     """
-    placement, shape = placement_of(parameter), shape_before_flat(parameter)
+    placement = placement_of(parameter)
+    shape = shape_before_flat(parameter)
     shard_of_dim = {shard.dim: shard for shard in placement.shards}
-    for offsets, block in _blocks(
-        tensor.flatten(), shape, placement.flat.start if placement.flat else 0
-    ):
-        dims = zip(offsets, block.shape, shape, map(shard_of_dim.get, range(len(shape))))
-        for runs in product(*(_runs(*dim) for dim in dims)):
-            yield (
-                torch.Size(offset for offset, _ in runs),
-                block[tuple(inside for _, inside in runs)],
-            )
+    start = placement.flat.start if placement.flat else 0
+    for offsets, block in _blocks(tensor.flatten(), shape, start):
+        runs_of_dims = []
+        for dim, (offset, length) in enumerate(zip(offsets, block.shape)):
+            runs_of_dims.append(list(_runs(offset, length, shape[dim], shard_of_dim.get(dim))))
+        # A run in each dim makes a box
+        for runs in product(*runs_of_dims):
+            in_whole = torch.Size(offset for offset, _ in runs)
+            in_block = tuple(inside for _, inside in runs)
+            yield in_whole, block[in_block]
 
 
 def _blocks(
@@ -151,41 +179,52 @@ def _blocks(
     >>> [(offsets, list(block.shape)) for offsets, block in blocks]
     [([0, 2], [1, 2]), ([1, 0], [1, 4]), ([2, 0], [1, 3])]
     """
-    if not shape and len(numbers):
-        yield [], numbers.view(())
+    if not shape:
+        if len(numbers):
+            yield [], numbers.view(())
         return
     width = math.prod(shape[1:])
     while len(numbers):
         row, column = divmod(start, width)
-        whole_rows = 0 if column else len(numbers) // width
-        count = whole_rows * width or min(width - column, len(numbers))
-        if whole_rows:
-            yield [row] + [0] * (len(shape) - 1), numbers[:count].view(whole_rows, *shape[1:])
+        num_rows = len(numbers) // width
+        if column == 0 and num_rows:
+            count = num_rows * width
+            zeros = [0] * (len(shape) - 1)
+            yield [row, *zeros], numbers[:count].view(num_rows, *shape[1:])
         else:
+            count = min(width - column, len(numbers))
             for offsets, block in _blocks(numbers[:count], shape[1:], column):
                 yield [row, *offsets], block.unsqueeze(0)
-        numbers, start = numbers[count:], start + count
+        numbers = numbers[count:]
+        start += count
 
 
 def _runs(start: int, length: int, size: int, shard: Shard | None) -> Iterator[tuple[int, slice]]:
-    """Yield where an interval of a rank's dim lies in the whole dim, run by run, each with its
-    place in the interval.
+    """Yield where an interval of a rank's dim, ``size`` long, lies in the whole dim: run by run,
+    the offset in the whole and the slice of the interval.
 
     The dim is cut by the stride rule, so that each fused matrix is cut by itself; padding at the
-    end has no place.
+    end is in no run.
+
+    A whole dim of 10 is padded to 12 for 2 ranks. With stride 3 it is three matrices of 4 rows:
+    rank 1 has the rows 2, 3, 6, 7, 10 and 11, of which the last two are padding.
+
+    >>> shard = Shard(0, 10, torch.distributed.ProcessGroup(1, 2), stride=3)
+    >>> list(_runs(1, 5, 6, shard))
+    [(3, slice(0, 1, None)), (6, slice(1, 3, None))]
     """
     if shard is None:
         yield start, slice(0, length)
         return
-    tp_size, first = shard.group.size(), 0  # of the chunk in this rank's dim
-    for chunk in chunks_of_rank(size * tp_size, tp_size, shard.group.rank(), shard.stride):
-        begin, end = (
-            max(start, first),
-            min(start + length, first + min(len(chunk), shard.unsharded_size - chunk.start)),
-        )
+    num_ranks = shard.group.size()
+    chunk_start = 0  # in this rank's dim
+    for chunk in chunks_of_rank(size * num_ranks, num_ranks, shard.group.rank(), shard.stride):
+        without_padding = min(len(chunk), shard.unsharded_size - chunk.start)
+        begin = max(start, chunk_start)
+        end = min(start + length, chunk_start + without_padding)
         if begin < end:
-            yield chunk.start + begin - first, slice(begin - start, end - start)
-        first += len(chunk)
+            yield chunk.start + begin - chunk_start, slice(begin - start, end - start)
+        chunk_start += len(chunk)
 
 
 def without_states(state: State, saved: Container[str]) -> list[tuple[str, nn.Parameter]]:
@@ -193,7 +232,7 @@ def without_states(state: State, saved: Container[str]) -> list[tuple[str, nn.Pa
     never trained.
     """
     found = []
-    for name, parameter in (pair for model in state.models for pair in model.named_parameters()):
+    for name, parameter in _named_parameters(state):
         keys = state.optimizer.state.get(parameter, {})
         if any(f"optimizer.{name}.{key}" not in saved for key in keys):
             found.append((name, parameter))
@@ -208,8 +247,9 @@ def make_states(optimizer: torch.optim.Optimizer) -> None:
     rates = [param_group["lr"] for param_group in optimizer.param_groups]
     for param_group in optimizer.param_groups:
         param_group["lr"] = 0.0
-        for parameter in (each for each in param_group["params"] if each.requires_grad):
-            parameter.grad = torch.zeros_like(parameter, dtype=grad_dtype_of(parameter))
+        for param in param_group["params"]:
+            if param.requires_grad:
+                param.grad = torch.zeros_like(param, dtype=grad_dtype_of(param))
     optimizer.step()
     optimizer.zero_grad()
     for param_group, rate in zip(optimizer.param_groups, rates):

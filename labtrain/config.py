@@ -12,7 +12,7 @@ from functools import partial
 from itertools import product
 from numbers import Real
 from pathlib import Path
-from typing import Annotated, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from labkit import schedules
@@ -36,6 +36,19 @@ SCHEDULES = {
     "dualpipe-v": lambda p, m, v: schedules.dualpipe_v(p, m),
 }
 V_SHAPED = ("zero-bubble-v", "v-half", "v-min", "dualpipe-v")  # with two chunks per rank
+
+MAY_BE_0 = ("warmup_steps", "eval_interval", "save_interval", "keep", "num_shared_experts")
+MOST = {
+    "learning_rate": 1000,
+    "min_learning_rate": 1000,
+    "weight_decay": 1000,
+    "clip_norm": 1000,
+    "exit_duration": 1_000_000,
+    "gpu_memory_gib": 1_000_000,
+}
+"""Fields that are numbers from 0 up, and the highest that makes sense."""
+OF_CHECKPOINTS = ("resume", "save_interval", "keep", "async_save")
+OF_EXPERTS = ("top_k", "capacity_factor", "ep_size", "expert_tp_size", "moe_layer_freq")
 
 
 @dataclass(frozen=True)
@@ -93,8 +106,8 @@ class TrainConfig:
     capacity_factor: float | None = None
     # A file to learn byte by byte, or by the tokenizer.json of init_from, with its last tenth kept
     # for evaluation. Every epoch has each window of seq_length tokens once, in a new order;
-    # documents are not told apart. By default "invented": words that labkit makes up, with a known
-    # best loss.
+    # documents are not told apart. By default "invented": words that labtrain makes up, with a
+    # known best loss.
     text: str | None = None
     # A file of token numbers instead: little-endian ones and nothing else, or an .npy.
     tokens: str | None = None
@@ -203,57 +216,50 @@ class TrainConfig:
             if self.init_from is not None and self.tokens is None and self.check is None:
                 fault = f"init_from={self.init_from!r} has nothing to learn"
                 raise ValueError(f"{fault}: name a text, or a file of tokens")
-            object.__setattr__(self, "text", "invented")
+            self._set("text", "invented")
         shape = self.shape  # which checks its own fields
         for name, kind in get_type_hints(TrainConfig).items():
-            value, kinds = getattr(self, name), get_args(kind) or (kind,)
-            known = (
-                (True, False) if kind is bool else kinds if get_origin(kind) is Literal else None
-            )
-            if known and value not in known:
-                raise ValueError(f"{name}={value!r} is unknown: use {', '.join(map(str, known))}")
-            if value is None and type(None) in kinds:
-                continue
-            if int in kinds and name != "seed":
-                may_be_0 = name in (
-                    "warmup_steps",
-                    "eval_interval",
-                    "save_interval",
-                    "keep",
-                    "num_shared_experts",
-                )
-                object.__setattr__(self, name, check_size(name, value, least=0 if may_be_0 else 1))
-            if name in (
-                "learning_rate",
-                "min_learning_rate",
-                "weight_decay",
-                "clip_norm",
-                "exit_duration",
-                "gpu_memory_gib",
-            ):
-                most = 1_000_000 if name in ("exit_duration", "gpu_memory_gib") else 1000
-                object.__setattr__(self, name, check_number(name, value, most))
-            if name in ("checkpoint_dir", "profile_dir") and (
-                not isinstance(value, str | Path) or value == ""
-            ):
-                raise ValueError(f"{name}={value!r} is not a folder: name one, or leave it out")
-        seed = whole_number(self.seed)
-        if seed is None or not 0 <= seed < 1 << 63:
-            raise ValueError(
-                f"seed={self.seed!r} must be a whole number from 0 up, of at most 63 bits"
-            )
-        object.__setattr__(self, "seed", seed)
-        self._check_training()
+            self._check_field(name, kind)
+        self._check_rates()
+        self._check_dataset()
+        self._check_run()
+        self._check_stages()
         self._check_parallelism(shape)
         self._check_experts(shape)
-        if (needed := self.make_dataset().vocab_size) > shape.vocab_size:
-            fault = (
-                f"the text has {needed} different tokens, the model in {self.init_from} "
-                f"{shape.vocab_size}"
-            )
-            raise ValueError(
-                f"{fault}: give tokens= made by its tokenizer, or put its tokenizer.json there"
-            )
+        self._check_vocabulary(shape)
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)  # the class is frozen
+
+    def _check_field(self, name: str, kind: Any) -> None:
+        """Check one field's value by its type; a number is kept as Python's own."""
+        value = getattr(self, name)
+        kinds = get_args(kind) or (kind,)
+        known = None
+        if kind is bool:
+            known = (True, False)
+        elif get_origin(kind) is Literal:
+            known = kinds
+        if known and value not in known:
+            raise ValueError(f"{name}={value!r} is unknown: use {', '.join(map(str, known))}")
+        if value is None and type(None) in kinds:
+            return
+        if name == "seed":
+            self._check_seed()
+        elif int in kinds:
+            self._set(name, check_size(name, value, least=0 if name in MAY_BE_0 else 1))
+        if name in MOST:
+            self._set(name, check_number(name, value, MOST[name]))
+        is_path = isinstance(value, str | Path) and value != ""
+        if name in ("checkpoint_dir", "profile_dir") and not is_path:
+            raise ValueError(f"{name}={value!r} is not a folder: name one, or leave it out")
+
+    def _check_seed(self) -> None:
+        seed = whole_number(self.seed)
+        if seed is None or not 0 <= seed < 1 << 63:
+            fault = f"seed={self.seed!r} must be a whole number from 0 up"
+            raise ValueError(f"{fault}, of at most 63 bits")
+        self._set("seed", seed)
 
     def _take_shape(self, folder: str) -> None:
         """Set the fields of the shape to those of the weights in a folder, which is whole and fits
@@ -261,152 +267,140 @@ class TrainConfig:
         """
         from labtrain import pretrained  # it imports half of torch
 
-        theirs = pretrained.read_shape(folder, self.seq_length)
-        for field in (
-            field for field in fields(self) if field.name in {each.name for each in fields(GPT)}
-        ):
-            ours, value = getattr(self, field.name), getattr(theirs, field.name)
-            if ours not in (value, field.default) and field.name != "seq_length":
-                fault = f"{field.name}={ours!r} contradicts init_from={folder}, which has {value!r}"
+        shape = pretrained.read_shape(folder, self.seq_length)
+        of_shape = {field.name for field in fields(GPT)}
+        for field in fields(self):
+            name = field.name
+            if name not in of_shape:
+                continue
+            given = getattr(self, name)
+            there = getattr(shape, name)
+            if given not in (there, field.default) and name != "seq_length":
+                fault = f"{name}={given!r} contradicts init_from={folder}, which has {there!r}"
                 raise ValueError(f"{fault}: leave it out")
-            object.__setattr__(self, field.name, value)
-        pretrained.check(folder, theirs)
+            self._set(name, there)
+        pretrained.check(folder, shape)
 
-    def _check_training(self) -> None:
+    def _check_rates(self) -> None:
         if self.learning_rate == 0:
             raise ValueError("learning_rate=0 learns nothing: use a number above 0, such as 0.003")
         if self.lowest_learning_rate > self.learning_rate:
-            fault = (
-                f"min_learning_rate={self.min_learning_rate} is above "
-                f"learning_rate={self.learning_rate}"
-            )
-            raise ValueError(
-                f"{fault}, so the rate would rise: use at most that, or leave "
-                "it out for a tenth of it"
-            )
+            lowest = f"min_learning_rate={self.min_learning_rate}"
+            fault = f"{lowest} is above learning_rate={self.learning_rate}, so the rate would rise"
+            raise ValueError(f"{fault}: use at most that, or leave it out for a tenth of it")
         if not (isinstance(self.dropout, Real) and 0 <= self.dropout < 1):
             raise ValueError(f"dropout={self.dropout!r} must be in [0, 1)")
+
+    def _check_dataset(self) -> None:
         if not isinstance(self.text, str | Path):
             raise ValueError(f"text={self.text!r} is not a file: name one, or use 'invented'")
-        vocab_size = None if self.init_from else self.vocab_size
-        if self.tokens is None and (vocab_size, self.token_bits) != (None, None):
-            given = "vocab_size" if vocab_size is not None else "token_bits"
-            fault = f"{given}={getattr(self, given)} is for a file of tokens"
-            raise ValueError(f"{fault}: name one by tokens=, or leave out {given}")
-        if self.tokens is not None and (
-            not isinstance(self.tokens, str | Path) or self.text != "invented"
-        ):
-            raise ValueError(
-                f"text={self.text!r} and tokens={self.tokens!r}: name one file, a text or tokens"
-            )
-        if self.tokens is not None and self.vocab_size is None:
-            raise ValueError(
-                f"tokens={self.tokens!r} needs the vocab_size of its tokenizer, "
-                "such as 50257 for GPT-2's"
-            )
-        if self.gpu_memory_gib is not None and self.check is None:
-            raise ValueError(
-                f"gpu_memory_gib={self.gpu_memory_gib:g} is for check=: give a number of ranks too"
-            )
-        if self.profile_dir and not self.profiled_steps:
-            found = (
-                f"profile_step_start={self.profile_step_start} and "
-                f"profile_step_end={self.profile_step_end}"
-            )
-            raise ValueError(
-                f"{found} profile none of {counted(self.steps, 'step')}: use, for example, 1 and 6"
-            )
-        if self.checkpoint_dir is None and (
-            self.resume or self.save_interval or self.keep or self.async_save
-        ):
-            names = ("resume", "save_interval", "keep", "async_save")
-            given = next(name for name in names if getattr(self, name))
-            raise ValueError(
-                f"{given}={getattr(self, given)} needs a checkpoint_dir: name a folder"
-            )
+        if self.tokens is None:
+            given = None
+            if self.vocab_size is not None and not self.init_from:
+                given = "vocab_size"
+            elif self.token_bits is not None:
+                given = "token_bits"
+            if given:
+                fault = f"{given}={getattr(self, given)} is for a file of tokens"
+                raise ValueError(f"{fault}: name one by tokens=, or leave out {given}")
+            return
+        if not isinstance(self.tokens, str | Path) or self.text != "invented":
+            both = f"text={self.text!r} and tokens={self.tokens!r}"
+            raise ValueError(f"{both}: name one file, a text or tokens")
+        if self.vocab_size is None:
+            fault = f"tokens={self.tokens!r} needs the vocab_size of its tokenizer"
+            raise ValueError(f"{fault}, such as 50257 for GPT-2's")
 
-    def _check_parallelism(self, shape: GPT) -> None:
-        if (
-            self.num_chunks not in (1, 2 if self.schedule in V_SHAPED else 1)
-            and self.schedule != "interleaved"
-        ):
-            fault = (
-                f"num_chunks={self.num_chunks} needs schedule='interleaved', not {self.schedule!r}"
-            )
+    def _check_run(self) -> None:
+        if self.gpu_memory_gib is not None and self.check is None:
+            fault = f"gpu_memory_gib={self.gpu_memory_gib:g} is for check="
+            raise ValueError(f"{fault}: give a number of ranks too")
+        if self.profile_dir and not self.profiled_steps:
+            start = f"profile_step_start={self.profile_step_start}"
+            given = f"{start} and profile_step_end={self.profile_step_end}"
+            fault = f"{given} profile none of {counted(self.steps, 'step')}"
+            raise ValueError(f"{fault}: use, for example, 1 and 6")
+        given = [name for name in OF_CHECKPOINTS if getattr(self, name)]
+        if given and self.checkpoint_dir is None:
+            fault = f"{given[0]}={getattr(self, given[0])} needs a checkpoint_dir"
+            raise ValueError(f"{fault}: name a folder")
+
+    @property
+    def _chunks_per_rank(self) -> int:
+        return 2 if self.schedule in V_SHAPED else self.num_chunks
+
+    def _check_stages(self) -> None:
+        """Check that the schedule has its chunks, and each stage a layer."""
+        if self.schedule == "interleaved":
+            if self.num_chunks == 1:
+                fault = "schedule='interleaved' needs num_chunks=2 or more"
+                raise ValueError(f"{fault}: with one, use '1f1b'")
+        elif self.num_chunks not in ((1, 2) if self.schedule in V_SHAPED else (1,)):
+            needs = "needs schedule='interleaved'"
+            fault = f"num_chunks={self.num_chunks} {needs}, not {self.schedule!r}"
             raise ValueError(f"{fault}: use that, or num_chunks=1")
-        if self.num_chunks == 1 and self.schedule == "interleaved":
-            raise ValueError(
-                "schedule='interleaved' needs num_chunks=2 or more: with one, use '1f1b'"
-            )
-        num_chunks = 2 if self.schedule in V_SHAPED else self.num_chunks
-        if (stages := self.pp_size * num_chunks) > self.num_layers:
-            fault = f"pp_size={self.pp_size} * num_chunks={num_chunks} = {stages} stages"
-            fault += f" for num_layers={self.num_layers}"
-            more = "" if self.init_from else f"{stages} layers or more, or "
+        num_stages = self.pp_size * self._chunks_per_rank
+        if num_stages > self.num_layers:
+            product = f"pp_size={self.pp_size} * num_chunks={self._chunks_per_rank}"
+            fault = f"{product} = {num_stages} stages for num_layers={self.num_layers}"
+            more = "" if self.init_from else f"{num_stages} layers or more, or "
             raise ValueError(f"{fault}: use {more}fewer stages")
         split = self.layers_per_stage  # which checks what is given
-        object.__setattr__(self, "stage_layers", None if self.stage_layers is None else split)
+        self._set("stage_layers", None if self.stage_layers is None else split)
+
+    def _check_parallelism(self, shape: GPT) -> None:
+        """Check that the sizes divide what they share, and that the ways to share fit together."""
         check = partial(check_divides, is_given=self.init_from is not None)
         for name in ("num_attention_heads", "num_query_groups"):
-            if number := getattr(shape, name):
-                check(self.tp_size, name, number)
-                if self.context_parallel == "ulysses":
-                    check(self.tp_size * self.cp_size, name, number, parts_name="tp_size * cp_size")
+            number = getattr(shape, name)
+            if number is None:
+                continue
+            check(self.tp_size, name, number)
+            if self.context_parallel == "ulysses":
+                check(self.tp_size * self.cp_size, name, number, parts_name="tp_size * cp_size")
         if shape.num_moe_layers < shape.num_layers:
             check(self.tp_size, "ffn_hidden_size", shape.mlp_width)
         if self.zero_stage >= 2 and self.schedule in ("zero-bubble", *V_SHAPED):
-            fault = (
-                f"zero_stage={self.zero_stage} sends a layer's gradients when its backward is done"
-            )
-            how = f"schedule={self.schedule!r} computes those of its weights later"
-            raise ValueError(f"{fault}, and {how}: use zero_stage=1, or schedule='1f1b'")
+            stage = f"zero_stage={self.zero_stage}"
+            fault = f"{stage} sends a layer's gradients when its backward is done"
+            why = f"schedule={self.schedule!r} computes those of its weights later"
+            raise ValueError(f"{fault}, and {why}: use zero_stage=1, or schedule='1f1b'")
         if self.shard_size is not None and self.zero_stage == 0:
-            raise ValueError(
-                f"shard_size={self.shard_size} shards nothing with zero_stage=0: use 1, 2 or 3"
-            )
-        check_sequence_cut(
-            self.seq_length,
-            self.cp_size,
-            self.zigzag,
-            self.tp_size if self.sequence_parallel else 1,
-        )
+            fault = f"shard_size={self.shard_size} shards nothing with zero_stage=0"
+            raise ValueError(f"{fault}: use 1, 2 or 3")
+        tp_size = self.tp_size if self.sequence_parallel else 1
+        check_sequence_cut(self.seq_length, self.cp_size, self.zigzag, tp_size)
         if self.cp_size > 1 and self.dropout:
-            raise ValueError(
-                f"dropout={self.dropout} does not work with cp_size={self.cp_size}: use dropout=0"
-            )
+            fault = f"dropout={self.dropout} does not work with cp_size={self.cp_size}"
+            raise ValueError(f"{fault}: use dropout=0")
 
     def _check_experts(self, shape: GPT) -> None:
         """Check what the layers with experts would, before any rank starts."""
-        balance, factor = self.balance, self.capacity_factor
+        factor = self.capacity_factor
         if factor is not None and not (isinstance(factor, Real) and 0 < float(factor) < math.inf):
-            raise ValueError(
-                f"capacity_factor={factor!r} must be a number above 0: leave it "
-                "out to drop no token"
-            )
+            fault = f"capacity_factor={factor!r} must be a number above 0"
+            raise ValueError(f"{fault}: leave it out to drop no token")
         if shape.num_experts is None:
-            for name in (
-                *asdict(balance),
-                "top_k",
-                "capacity_factor",
-                "ep_size",
-                "expert_tp_size",
-                "moe_layer_freq",
-            ):
+            for name in (*asdict(self.balance), *OF_EXPERTS):
                 if getattr(self, name) != getattr(TrainConfig, name):
                     fault = f"{name}={getattr(self, name)!r} is for experts"
                     raise ValueError(f"{fault}: give num_experts too, or leave {name} out")
             return
         check = partial(check_divides, is_given=self.init_from is not None)
         check(self.ep_size, "num_experts", shape.num_experts, parts_name="ep_size")
-        name = "expert_tp_size" if self.expert_tp_size else "tp_size"
-        check(
-            self.expert_tp_size or self.tp_size,
-            "width of an expert",
-            shape.expert_width,
-            parts_name=name,
-        )
+        tp_name = "expert_tp_size" if self.expert_tp_size else "tp_size"
+        tp_size = self.expert_tp_size or self.tp_size
+        check(tp_size, "width of an expert", shape.expert_width, parts_name=tp_name)
         if width := shape.num_shared_experts * shape.expert_width:
             check(self.tp_size, "width of shared experts", width)
+
+    def _check_vocabulary(self, shape: GPT) -> None:
+        needed = self.make_dataset().vocab_size
+        if needed > shape.vocab_size:
+            has = f"the model in {self.init_from} {shape.vocab_size}"
+            fault = f"the text has {needed} different tokens, {has}"
+            way_out = "give tokens= made by its tokenizer, or put its tokenizer.json there"
+            raise ValueError(f"{fault}: {way_out}")
 
     def layout(self, world_size: int) -> ParallelLayout:
         """Return the ranks on their two grids.
@@ -415,22 +409,20 @@ class TrainConfig:
             ValueError: the sizes do not divide the world, or replicas cannot share the batch, or
                 shard_size them.
         """
-        experts: dict = dict(ep_size=self.ep_size, expert_tp_size=self.expert_tp_size)
-        layout = ParallelLayout(
-            world_size, self.tp_size, self.pp_size, self.cp_size, self.order, **experts
-        )
+        names = ("tp_size", "pp_size", "cp_size", "order", "ep_size", "expert_tp_size")
+        sizes = {name: getattr(self, name) for name in names}
+        layout = ParallelLayout(world_size, **sizes)
         rows_at_once = layout.dp_size * self.micro_batch_size
         if self.batch_size % rows_at_once:
-            found = f"dp_size={layout.dp_size} * micro_batch_size={self.micro_batch_size}"
+            product = f"dp_size={layout.dp_size} * micro_batch_size={self.micro_batch_size}"
+            fault = f"{product} does not divide batch_size={self.batch_size}"
             fits = either(multiples_near(self.batch_size, rows_at_once))
-            raise ValueError(
-                f"{found} does not divide batch_size={self.batch_size}: use batch_size {fits}"
-            )
+            raise ValueError(f"{fault}: use batch_size {fits}")
         if self.shard_size is not None:
             layout.shard_groups(self.shard_size)
         return layout
 
-    def fitted(self, world_size: int) -> "TrainConfig":
+    def resize_to(self, world_size: int) -> "TrainConfig":
         """Return this config; with ``fit_ranks``, one with the nearest sizes that fit, by the rule
         at that field.
 
@@ -438,62 +430,62 @@ class TrainConfig:
         no rank holds more layers than before. If no sizes fit, a ValueError names a smaller number
         of ranks for which some do.
         """
-        if not self.fit_ranks or (fitted := self._nearest(world_size)) == self:
+        if not self.fit_ranks:
             return self
-        if fitted is None:
-            fewer = next(
-                (number for number in range(world_size - 1, 0, -1) if self._nearest(number)), None
-            )
-            way_out = (
-                f"use {counted(fewer, 'rank')}"
-                if fewer
-                else ("use a batch_size that micro_batch_size divides")
-            )
-            way_out += (
-                f", or leave out stage_layers, which keep pp_size={self.pp_size}"
-                if self.stage_layers
-                else ""
-            )
-            raise ValueError(
-                f"fit_ranks: no tp, cp and pp fit {counted(world_size, 'rank')}: {way_out}"
-            )
-        return fitted
+        resized = self._resize_to(world_size)
+        if resized is not None:
+            return self if resized == self else resized
+        way_out = "use a batch_size that micro_batch_size divides"
+        for fewer in range(world_size - 1, 0, -1):
+            if self._resize_to(fewer):
+                way_out = f"use {counted(fewer, 'rank')}"
+                break
+        if self.stage_layers:
+            way_out += f", or leave out stage_layers, which keep pp_size={self.pp_size}"
+        fault = f"fit_ranks: no tp, cp and pp fit {counted(world_size, 'rank')}"
+        raise ValueError(f"{fault}: {way_out}")
 
-    def _nearest(self, world_size: int) -> "TrainConfig | None":
+    def _resize_to(self, world_size: int) -> "TrainConfig | None":
         """Return the config with the nearest sizes that fit, or None."""
-        tp_sizes, cp_sizes, ep_sizes = (
-            divisors(n)[::-1] for n in (self.tp_size, self.cp_size, self.ep_size)
-        )
-        expert_tp_sizes = divisors(self.expert_tp_size)[::-1] if self.expert_tp_size else [None]
-        pp_sizes = sorted(
-            divisors(world_size), key=lambda size: (size < self.pp_size, abs(size - self.pp_size))
-        )
-        # Not smaller: each rank would hold more
-        shard_sizes = dict.fromkeys([self.shard_size, None])
-        names = "tp_size", "cp_size", "ep_size", "expert_tp_size", "pp_size", "shard_size"
-        for sizes in product(tp_sizes, cp_sizes, ep_sizes, expert_tp_sizes, pp_sizes, shard_sizes):
+
+        def distance(pp_size: int) -> tuple[bool, int]:
+            # Smaller ones last: with them, each rank would hold more layers
+            return pp_size < self.pp_size, abs(pp_size - self.pp_size)
+
+        expert_tp_sizes: list[int | None] = [None]
+        if self.expert_tp_size:
+            expert_tp_sizes = [*reversed(divisors(self.expert_tp_size))]
+        candidates = {
+            "tp_size": divisors(self.tp_size)[::-1],
+            "cp_size": divisors(self.cp_size)[::-1],
+            "ep_size": divisors(self.ep_size)[::-1],
+            "expert_tp_size": expert_tp_sizes,
+            "pp_size": sorted(divisors(world_size), key=distance),
+            # Not smaller: each rank would hold more
+            "shard_size": dict.fromkeys([self.shard_size, None]),
+        }
+        for sizes in product(*candidates.values()):
             with suppress(ValueError):
-                fitted = replace(self, **dict(zip(names, sizes)))
-                fitted.make_schedule(world_size)
-                return fitted
+                resized = replace(self, **dict(zip(candidates, sizes)))
+                resized.make_schedule(world_size)
+                return resized
         return None
 
     def check_memory(self, ranks_here: int) -> None:
         """Raise a ValueError if the weights alone are more than this node's memory: to make them
         would take hours.
         """
-        memory = node_memory_bytes()
-        shape, expert_ranks = self.shape, self.ep_size * (self.expert_tp_size or self.tp_size)
+        shape = self.shape
         experts = shape.num_moe_layers * (shape.num_experts or 0) * shape.num_expert_parameters
+        expert_ranks = self.ep_size * (self.expert_tp_size or self.tp_size)
         parameters = (shape.num_parameters - experts) / self.tp_size + experts / expert_ranks
         weights = parameters * self.dtype.itemsize / self.pp_size * ranks_here
+        memory = node_memory_bytes()
         if weights > memory:
-            fault = (
-                f"the weights of {counted(ranks_here, 'rank')}, {weights / 1e9:,.0f} GB, "
-                "are more than this node's"
-            )
+            needed = f"the weights of {counted(ranks_here, 'rank')}, {weights / 1e9:,.0f} GB,"
+            fault = f"{needed} are more than this node's {memory / 1e9:,.0f} GB of memory"
             way_out = "use a smaller model, or a larger tp_size, pp_size or ep_size over more nodes"
-            raise ValueError(f"{fault} {memory / 1e9:,.0f} GB of memory: {way_out}")
+            raise ValueError(f"{fault}: {way_out}")
 
     def num_micro_batches(self, world_size: int) -> int:
         """Return m, how many micro-batches each pipeline takes in a step."""
@@ -501,9 +493,8 @@ class TrainConfig:
 
     def make_schedule(self, world_size: int) -> Schedule:
         """Return what each rank of a pipeline does in a step."""
-        return SCHEDULES[self.schedule](
-            self.pp_size, self.num_micro_batches(world_size), self.num_chunks
-        )
+        make = SCHEDULES[self.schedule]
+        return make(self.pp_size, self.num_micro_batches(world_size), self.num_chunks)
 
     def make_dataset(self) -> InventedText | TokenFile:
         """Return what there is to learn."""
@@ -518,41 +509,39 @@ class TrainConfig:
     @property
     def layers_per_stage(self) -> tuple[int, ...]:
         """How many layers each stage of the pipeline has."""
-        num_stages = self.pp_size * (2 if self.schedule in V_SHAPED else self.num_chunks)
-        given = self.stage_layers, self.first_stage_layers, self.last_stage_layers
-        counts = (
+        return split_layers(
+            self.num_layers,
+            self.pp_size * self._chunks_per_rank,
+            self.stage_layers,
+            self.first_stage_layers,
+            self.last_stage_layers,
             self.account_for_embedding_in_pipeline_split,
             self.account_for_loss_in_pipeline_split,
         )
-        return split_layers(self.num_layers, num_stages, *given, *counts)
 
     @property
     def profiled_steps(self) -> range:
         """The numbers of the steps that are profiled."""
-        return range(
-            self.profile_step_start,
-            min(self.profile_step_end, self.steps + 1) if self.profile_dir else 0,
-        )
+        if not self.profile_dir:
+            return range(0)
+        return range(self.profile_step_start, min(self.profile_step_end, self.steps + 1))
 
     @property
     def shape(self) -> GPT:
         """The model's shape; its vocabulary is that of the text or the tokens."""
-        vocab_size = (
-            self.vocab_size or (InventedText if self.text == "invented" else TokenFile).vocab_size
-        )
-        given = {
-            field.name: getattr(self, field.name)
-            for field in fields(GPT)
-            if field.name != "vocab_size"
-        }
-        return GPT(vocab_size=vocab_size, **given)
+        dataset = InventedText if self.text == "invented" else TokenFile
+        values = self._values_of(GPT)
+        values["vocab_size"] = self.vocab_size or dataset.vocab_size
+        return GPT(**values)
 
     @property
     def balance(self) -> LoadBalancing:
         """How the loads of experts are kept even."""
-        return LoadBalancing(
-            **{field.name: getattr(self, field.name) for field in fields(LoadBalancing)}
-        )
+        return LoadBalancing(**self._values_of(LoadBalancing))
+
+    def _values_of(self, kind: Any) -> dict[str, Any]:
+        """Return the values of the fields that another dataclass has too."""
+        return {field.name: getattr(self, field.name) for field in fields(kind)}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -573,9 +562,8 @@ class TrainConfig:
         guide of Megatron-FSDP). Nor with a pipeline, whose receives are launched long before their
         messages come.
         """
-        return (
-            self.tp_size > 1 and self.pp_size == 1 and self.zero_stage == 0 and not self.fit_ranks
-        )
+        may_become_a_pipeline = self.pp_size > 1 or self.fit_ranks
+        return self.tp_size > 1 and self.zero_stage == 0 and not may_become_a_pipeline
 
     @property
     def posts_receives(self) -> bool:

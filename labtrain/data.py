@@ -99,17 +99,17 @@ class TokenFile:
     floor_nats = None
 
     def __post_init__(self):
-        path, name = (
-            Path(self.path),
-            (f"the {'text' if self.bits == 8 else 'token file'} {self.path}"),
-        )
-        bits = self.bits or (16 if self.vocab_size <= 1 << 16 else 32)
+        path = Path(self.path)
+        kind = "text" if self.bits == 8 else "token file"
+        name = f"the {kind} {self.path}"
+        narrowest = 16 if self.vocab_size <= 1 << 16 else 32
+        bits = self.bits or narrowest
         try:
             if path.exists() and not path.is_file():
                 raise ValueError(f"{name} is a folder, a pipe or a device: name a file")
             self._states_width = bits > 8 and _is_npy(path, name)
             if self.tokenizer is not None:
-                times = (Path(each).stat().st_mtime_ns for each in (path, self.tokenizer))
+                times = [Path(file).stat().st_mtime_ns for file in (path, self.tokenizer)]
                 self._tokens = _encoded(path, self.tokenizer, *times)
             elif self._states_width:
                 self._tokens = _read_npy(path, name)
@@ -131,14 +131,13 @@ class TokenFile:
             ValueError: the file is shorter than two samples (one is for evaluation), or a token is
                 out of range.
         """
-        size, unit = len(self._tokens), "bytes" if self.bits == 8 else "tokens"
+        size = len(self._tokens)
         if size < 2 * num_tokens:
-            fault = (
-                f"has {size} {unit}, but a sample takes {num_tokens}, and one more is "
-                "kept for evaluation"
-            )
+            unit = "bytes" if self.bits == 8 else "tokens"
+            fault = f"{self.path} has {size} {unit}, but a sample takes {num_tokens}"
+            fault += ", and one more is kept for evaluation"
             advice = f"name a file of at least {2 * num_tokens} {unit}, or use a shorter sequence"
-            raise ValueError(f"{self.path} {fault}: {advice}")
+            raise ValueError(f"{fault}: {advice}")
         kept = max(size // 10, num_tokens)
         part = range(size - kept)
         if number >= EVALUATION_SAMPLES:
@@ -203,7 +202,8 @@ class TokenFile:
         starts = [0, size // 2, size - STRETCH]
         length = STRETCH
         if size <= 3 * STRETCH or self.tokenizer is not None:
-            starts, length = [0], size
+            starts = [0]
+            length = size
         starts = [start // 8 * 8 for start in starts]  # so that a wider number is not cut
         stretches = [self._tokens[start : start + length] for start in starts]
         tokens = np.concatenate(stretches)
@@ -348,9 +348,8 @@ def _encoded(path: Path, tokenizer: str | Path, *times: int) -> np.ndarray:
     try:
         loaded = Tokenizer.from_file(str(tokenizer))
     except Exception as error:  # it raises nothing more special
-        raise ValueError(
-            f"{tokenizer} cannot be read ({error}): give a file of tokens instead"
-        ) from None
+        fault = f"{tokenizer} cannot be read ({error})"
+        raise ValueError(f"{fault}: give a file of tokens instead") from None
     # A file remembers how its tokenizer was last called. transformers, too, forgets these two.
     loaded.no_truncation()
     loaded.no_padding()

@@ -3,7 +3,8 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -36,24 +37,26 @@ def estimate(config: TrainConfig, world_size: int, say: Callable[[str], None] = 
     Raises:
         ValueError: the sizes do not fit together, or not this number of ranks.
     """
-    config = config.fitted(world_size)
-    layout, kinds = config.layout(world_size), {}
+    config = config.resize_to(world_size)
+    layout = config.layout(world_size)
     micro_batches = counted(config.num_micro_batches(world_size), "micro-batch")
     say(f"{str(layout).splitlines()[0]}; {micro_batches} per pipeline")
     on_gpu = config.gpu_memory_gib is not None or torch.cuda.is_available()
+    pp_ranks_of_kind: dict[tuple[int, MemoryEstimate], list[int]] = {}
+    totals = []
     for pp_rank in range(layout.pp_size):
-        found = what_a_rank_holds(config, world_size, pp_rank, on_gpu)
-        kinds.setdefault(found, []).append(pp_rank)
-    for (num_parameters, held), pp_ranks in kinds.items():
+        kind = what_a_rank_holds(config, world_size, pp_rank, on_gpu)
+        pp_ranks_of_kind.setdefault(kind, []).append(pp_rank)
+        totals.append(kind[1].total)
+    for (num_parameters, held), pp_ranks in pp_ranks_of_kind.items():
         say(f"pipeline ranks {ranks_text(pp_ranks)}: {num_parameters:,} parameters, {held}")
-    totals = [held.total for (_, held), pp_ranks in kinds.items() for _ in pp_ranks]
     needed = max(totals) if on_gpu else sum(totals) * world_size / layout.pp_size
     there, what = _memory(config, world_size)
     fits = "fits" if needed <= there else "does not fit"
-    advice = (
-        "" if on_gpu else (" To compare with a GPU, say how much memory it has: gpu_memory_gib=80.")
-    )
-    say(f"This {fits} {what}: {gib(needed)} of {gib(there)}.{advice}")
+    text = f"This {fits} {what}: {gib(needed)} of {gib(there)}."
+    if not on_gpu:
+        text += " To compare with a GPU, say how much memory it has: gpu_memory_gib=80."
+    say(text)
     return needed <= there
 
 
@@ -74,45 +77,63 @@ def what_a_rank_holds(
 
     A GPU's kernels keep less than a CPU's for the same layer.
     """
-    layout, schedule = config.layout(world_size), config.make_schedule(world_size)
-    kernels = _kernels_of_a_gpu() if on_gpu else nullcontext()
-    fakes = FakeTensorMode(), _even_loads(), kernels
+    layout = config.layout(world_size)
+    schedule = config.make_schedule(world_size)
     with ExitStack() as stack:
-        for context in fakes:
-            stack.enter_context(context)
+        stack.enter_context(FakeTensorMode())
+        stack.enter_context(_even_loads())
+        if on_gpu:
+            stack.enter_context(_kernels_of_a_gpu())
         groups = stack.enter_context(_fake_groups(layout, pp_rank, config.shard_size))
         models = make_models(config, schedule, groups)
-        for module in (module for model in models for module in model.modules()):
-            for name, p in module.named_parameters(recurse=False):
-                module._parameters[name] = nn.Parameter(torch.empty_like(p, device="cpu"))
-            for name, buffer in module.named_buffers(recurse=False):
-                module._buffers[name] = torch.empty_like(buffer, device="cpu")
-        own = {p.untyped_storage()._cdata for model in models for p in model.parameters()}
-        kept = [_kept_bytes(model, own, config) for model in models]
-        parameters = [
-            (p.numel(), placement_of(p).replica_group)
-            for model in models
-            for p in model.parameters()
-        ]
-        shard = sum(
-            size / (groups.expert_shard if group else groups.shard).size()
-            for size, group in parameters
-        )
-    whole = sum(size for size, _ in parameters)
-    unit = max(
-        sum(p.numel() for p in each.parameters())
-        for model in models
-        for each in [*model.units, nn.Module()]
+        for model in models:
+            _move_to_cpu(model)
+        parameters = [param for model in models for param in model.parameters()]
+        memories = {param.untyped_storage()._cdata for param in parameters}
+        kept = [_kept_bytes(model, memories, config) for model in models]
+        unsharded = 0
+        shard = 0.0
+        for param in parameters:
+            unsharded += param.numel()
+            is_expert = placement_of(param).replica_group is not None
+            shard_group = groups.expert_shard if is_expert else groups.shard
+            shard += param.numel() / shard_group.size()
+        units = [unit for model in models for unit in model.units]
+        sizes = [sum(param.numel() for param in unit.parameters()) for unit in units]
+    largest_unit = max(sizes, default=0)
+    activations = _activation_bytes(kept, schedule.peak_in_flight(pp_rank))
+    return unsharded, _held(config, unsharded, shard, largest_unit, activations)
+
+
+def _move_to_cpu(model: nn.Module) -> None:
+    """Replace the tensors of a model on the meta device by fake ones on the CPU."""
+    for module in model.modules():
+        for name, param in module.named_parameters(recurse=False):
+            module._parameters[name] = nn.Parameter(torch.empty_like(param, device="cpu"))
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = torch.empty_like(buffer, device="cpu")
+
+
+def _held(
+    config: TrainConfig, unsharded: int, shard: float, unit: int, activations: float
+) -> MemoryEstimate:
+    """Return the bytes of a rank by its numbers of parameters: before replicas divide them, its
+    shard of them, and those of the largest unit that FSDP gathers at once.
+    """
+    weight = config.dtype.itemsize
+    gradient = max(weight, 4)  # bfloat16's are added up in float32
+    moments = 2 * weight
+    if config.precision == "bfloat16":
+        moments = 12  # both moments and the master weight, in float32
+    # By the ZeRO stage. From stage 1 on, the updated shard is beside the weights
+    weights = (unsharded, unsharded + shard, unsharded + shard, shard + 2 * unit)
+    gradients = (unsharded, unsharded, shard + unit, shard + unit)
+    return MemoryEstimate(
+        weights=weight * weights[config.zero_stage],
+        gradients=gradient * gradients[config.zero_stage],
+        optimizer=moments * (shard if config.zero_stage else unsharded),
+        activations=activations,
     )
-    weight, stage = config.dtype.itemsize, config.zero_stage
-    gradient, moments = max(weight, 4), 12 if config.precision == "bfloat16" else 2 * weight
-    held = MemoryEstimate(
-        weights=weight * (whole, whole + shard, whole + shard, shard + 2 * unit)[stage],
-        gradients=gradient * (whole, whole, shard + unit, shard + unit)[stage],
-        optimizer=moments * (shard if stage else whole),
-        activations=_activation_bytes(kept, schedule.peak_in_flight(pp_rank)),
-    )
-    return whole, held
 
 
 class _Kept(NamedTuple):
@@ -130,32 +151,30 @@ def _activation_bytes(kept: list[_Kept], in_flight: int) -> float:
 
     One micro-batch at a time is in the head, and one layer at a time is computed again.
     """
-    of_a_micro_batch = sum(stage.layers for stage in kept) / len(kept)
-    return (
-        in_flight * of_a_micro_batch
-        + sum(stage.head for stage in kept)
-        + max(stage.again for stage in kept)
-    )
+    layers = in_flight * sum(stage.layers for stage in kept) / len(kept)
+    head = sum(stage.head for stage in kept)
+    again = max(stage.again for stage in kept)
+    return layers + head + again
 
 
-def _kept_bytes(model: ParallelGPT, own: set[int], config: TrainConfig) -> _Kept:
-    kept = _bytes_by_part(model, own, config)
+def _kept_bytes(model: ParallelGPT, weights: set[int], config: TrainConfig) -> _Kept:
+    kept = _bytes_by_part(model, weights, config)
     head = kept.pop(_HEAD, 0)
     again = 0
     if model.recompute:
         model.recompute = False
-        whole = _bytes_by_part(model, own, config)
+        all_kept = _bytes_by_part(model, weights, config)
         model.recompute = True
-        again = max(size for part, size in whole.items() if part in model.layers)
+        again = max(all_kept[part] for part in model.layers)
     return _Kept(sum(kept.values()), head, again)
 
 
 _HEAD = "head"
 
 
-def _bytes_by_part(model: ParallelGPT, own: set[int], config: TrainConfig) -> Counter[str]:
-    """Return what autograd keeps of one micro-batch by layer, each memory once, without the ``own``
-    weights.
+def _bytes_by_part(model: ParallelGPT, weights: set[int], config: TrainConfig) -> Counter[str]:
+    """Return what autograd keeps of one micro-batch by layer, each memory once, without that of
+    its ``weights``.
 
     The embedding counts as a part with an empty name, and all after the last layer as the head.
     """
@@ -165,7 +184,7 @@ def _bytes_by_part(model: ParallelGPT, own: set[int], config: TrainConfig) -> Co
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
         memory = tensor.untyped_storage()
-        if memory._cdata not in saved and memory._cdata not in own:
+        if memory._cdata not in saved and memory._cdata not in weights:
             saved[memory._cdata] = tensor  # held, so that no address comes twice
             sizes[part] += memory.nbytes()
         return tensor
@@ -180,9 +199,8 @@ def _bytes_by_part(model: ParallelGPT, own: set[int], config: TrainConfig) -> Co
     ]
     if model.is_last:
         hooks.append(model.norm.register_forward_pre_hook(lambda *_: enter(_HEAD)))
-    tokens = torch.zeros(
-        config.micro_batch_size, config.seq_length // config.cp_size, dtype=torch.long
-    )
+    seq = config.seq_length // config.cp_size
+    tokens = torch.zeros(config.micro_batch_size, seq, dtype=torch.long)
     dtype, hidden = model.activation_spec(tokens)
     x = tokens if model.is_first else torch.zeros(hidden, dtype=dtype, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
@@ -199,18 +217,17 @@ def _kernels_of_a_gpu() -> Iterator[None]:
     """Let CPU tensors keep what a GPU's would: its kernels for RMSNorm, dropout and attention keep
     less.
     """
-    dropout, attention = F.dropout, F.scaled_dot_product_attention
+    dropout = F.dropout
+    attention = F.scaled_dot_product_attention
 
     def rms_norm(x, shape, weight, eps):
         # Keeps its input and few numbers, as RMSNorm does there
         return F.layer_norm(x, shape, weight, eps=eps)
 
     def with_a_mask_of_bytes(x, p=0.5, training=True, inplace=False):
-        return (
-            torch.native_dropout(x, p, training)[0]
-            if training and p
-            else dropout(x, p, training, inplace)
-        )
+        if training and p:
+            return torch.native_dropout(x, p, training)[0]
+        return dropout(x, p, training, inplace)
 
     def without_scores(*args, dropout_p=0.0, **options):
         return attention(*args, **options)
@@ -232,12 +249,13 @@ def _even_loads() -> Iterator[None]:
     """
 
     def dispatch(x, experts, num_experts, groups):
-        num_rows, size = experts.numel() * groups.expert_tp.size(), groups.tp_ep.size()
-        splits = [num_rows * (rank + 1) // size - num_rows * rank // size for rank in range(size)]
-        slots, ends = (
-            torch.arange(num_rows) // groups.expert_tp.size(),
-            torch.zeros(num_experts // groups.ep.size()),
-        )
+        copies = groups.expert_tp.size()
+        num_rows = experts.numel() * copies
+        size = groups.tp_ep.size()
+        bounds = [num_rows * rank // size for rank in range(size + 1)]
+        splits = [stop - start for start, stop in pairwise(bounds)]
+        slots = torch.arange(num_rows) // copies
+        ends = torch.zeros(num_experts // groups.ep.size())
         rows = all_to_all(x[slots // experts.size(-1)], groups.tp_ep, splits, splits)
         return rows, layer.Exchange(slots, splits, splits, torch.arange(num_rows), ends)
 
@@ -257,12 +275,9 @@ def _fake_groups(
 ) -> Iterator[ProcessGroups]:
     """Yield the groups of the first rank of a stage, whose collectives do nothing."""
     sizes = {name: math.prod(map(layout.size, axes)) for name, axes in AXES_OF_GROUP.items()}
-    shard_size = shard_size or sizes["dp_cp"]
-    sizes |= {
-        "embedding": 1,
-        "shard": shard_size,
-        "expert_shard": sizes["expert_dp"] * shard_size // sizes["dp_cp"],
-    }
+    sizes["embedding"] = 1
+    sizes["shard"] = shard_size or sizes["dp_cp"]
+    sizes["expert_shard"] = sizes["expert_dp"] * sizes["shard"] // sizes["dp_cp"]
     groups: dict = {name: _fake_group(size) for name, size in sizes.items()}
     ranks = {group: {rank: rank for rank in range(group.size())} for group in groups.values()}
     with patch.dict(dist.distributed_c10d._world.pg_group_ranks, ranks):
@@ -271,7 +286,8 @@ def _fake_groups(
 
 def _fake_group(size: int) -> dist.ProcessGroup:
     """Return the first rank's view of a group whose collectives do nothing."""
-    group = dist.ProcessGroup(0, size)  # pyright: ignore[reportCallIssue] - its stub knows the other constructor only
+    # Its stub knows only the other constructor
+    group = dist.ProcessGroup(0, size)  # pyright: ignore[reportCallIssue]
     nobody = FakeProcessGroup._create_internal(0, size)
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, nobody)
     group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)

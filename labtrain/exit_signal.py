@@ -22,25 +22,26 @@ class ExitSignal(AbstractContextManager["ExitSignal"]):
     """
 
     def __init__(self, minutes: float | None = None):
-        self.minutes, self._signal = minutes, ""
-        self._deadline = time.monotonic() + 60 * (math.inf if minutes is None else minutes)
+        self.minutes = math.inf if minutes is None else minutes
+        self._signal = ""
+        self._deadline = time.monotonic() + 60 * self.minutes
         self._before: dict = {}
 
     @property
     def reason(self) -> str:
         """Why this rank wants to end; empty if it does not."""
-        return self._signal or (
-            f"{self.minutes:g} minutes" if time.monotonic() >= self._deadline else ""
-        )
+        if self._signal:
+            return self._signal
+        return f"{self.minutes:g} minutes" if time.monotonic() >= self._deadline else ""
 
     def __enter__(self) -> "ExitSignal":
         if threading.current_thread() is threading.main_thread():  # only there may handlers be set
-            self._before = {each: signal.signal(each, self._note) for each in _SIGNALS}
+            self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
         return self
 
     def _note(self, number: int, _) -> None:
         self._signal = signal.Signals(number).name
 
     def __exit__(self, *_) -> None:
-        for each, handler in self._before.items():
-            signal.signal(each, handler)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

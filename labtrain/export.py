@@ -33,7 +33,8 @@ def export(source: str | Path, folder: str | Path, **options: Any) -> str:
     if damage:
         raise ValueError(f"{path.name} is damaged: {damage}")
     shape = GPT(**{field.name: about[field.name] for field in fields(GPT)})
-    dtype, sizes = getattr(torch, about["precision"]), pretrained.whole_sizes(shape)
+    dtype = getattr(torch, about["precision"])
+    sizes = pretrained.unsharded_sizes(shape)
 
     def read(name: str, size: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         tensors = {f"model.{name}": torch.empty(size, dtype=dtype)}
@@ -42,14 +43,14 @@ def export(source: str | Path, folder: str | Path, **options: Any) -> str:
             state_dict_loader.load(tensors, checkpoint_id=path, no_dist=True)
         return tensors[f"model.{name}"]
 
+    def read_weight(name: str, _: int) -> torch.Tensor:
+        return read(name, sizes[name], dtype)
+
     buffers = pretrained.on_meta(shape).named_buffers()
-    pretrained.check_biases(
-        (name, read(name, buffer.shape, buffer.dtype)) for name, buffer in buffers
-    )
-    like, notes = _start(about["options"], shape)
-    pretrained.write(
-        folder, shape, dtype, lambda name, _: read(name, sizes[name], dtype), like, **options
-    )
+    biases = ((name, read(name, buffer.shape, buffer.dtype)) for name, buffer in buffers)
+    pretrained.check_biases(biases)
+    like, notes = _start(checkpoint.options_of(about), shape)
+    pretrained.write(folder, shape, dtype, read_weight, like, **options)
     line = f"{folder}: {shape.num_parameters:,} parameters in {about['precision']}, of {path.name}"
     return ". ".join([line, *notes])
 
@@ -58,33 +59,29 @@ def _start(run: Mapping[str, Any], shape: GPT) -> tuple[str | None, list[str]]:
     """Return the folder that a run started from, if the model is still of its form, and what to say
     of the rest.
     """
-    start, notes = run.get("init_from"), []
-    if run.get("capacity_factor"):
-        notes.append(
-            f"With capacity_factor={run['capacity_factor']} tokens were dropped; "
-            "transformers drops none"
-        )
+    start = run.get("init_from")
+    notes = []
+    if factor := run.get("capacity_factor"):
+        fault = f"With capacity_factor={factor} tokens were dropped"
+        notes.append(f"{fault}; transformers drops none")
     if start is None:
         return None, notes
     try:
         pretrained.config_like(shape, start)
     except ValueError as error:
-        fault = (
-            f"Nothing is copied from init_from={start}, so there is no tokenizer and no "
-            "end-of-text token"
-        )
-        return None, [
-            *notes,
-            f"{fault}, and the longest sequence is the run's {shape.seq_length} tokens: {error}",
-        ]
-    if not any(
-        path.name.startswith(("tokenizer.", "vocab.")) for path in pretrained.copied_files(start)
-    ):
+        fault = f"Nothing is copied from init_from={start}"
+        fault += ", so there is no tokenizer and no end-of-text token"
+        longest = f"and the longest sequence is the run's {shape.seq_length} tokens"
+        notes.append(f"{fault}, {longest}: {error}")
+        return None, notes
+    copied = [path.name for path in pretrained.copied_files(start)]
+    if not any(name.startswith(("tokenizer.", "vocab.")) for name in copied):
         notes.append(f"{start} has no tokenizer to copy")
-    if shape.positions == "learned" and shape.seq_length < (
-        longest := pretrained.read_shape(start).seq_length
-    ):
-        notes.append(f"It has the {shape.seq_length} positions of the run, {start} has {longest}")
+    if shape.positions == "learned":
+        longest = pretrained.read_shape(start).seq_length
+        if shape.seq_length < longest:
+            has = f"It has the {shape.seq_length} positions of the run"
+            notes.append(f"{has}, {start} has {longest}")
     return start, notes
 
 

@@ -17,7 +17,9 @@ from typing import Any
 
 from labkit.shape import GPT
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -47,10 +49,10 @@ class Family:
     form: dict[str, Any]  # fields of the `GPT` that are the same in all of them
     # What config.json calls the others: the field, and the default
     options: dict[str, tuple[str, Any]]
-    # Further options, and the values that labkit computes, the default first
+    # Further options, and the values that labtrain computes, the default first
     known: dict[str, list]
     layers: str  # how the names of a layer's tensors begin, before its number
-    # For each module of labkit's, the tensors that have its rows, one after the other
+    # For each module of labtrain's model, the tensors that have its rows, one after the other
     tensors: dict[str, list[str]]
     # Options that a copy takes from the model that it started from; they may be left out
     kept: tuple[str, ...]
@@ -148,42 +150,17 @@ def shape_of(config: Mapping[str, Any], seq_length: int | None = None) -> GPT:
     default the longest.
 
     Raises:
-        ValueError: the architecture, or one of its options, is not one that labkit computes.
+        ValueError: the architecture, or one of its options, is not one that labtrain computes.
     """
     kind, family = _family_of_config(config)
     fault = f"a config of model_type={kind!r}"
     try:
-        given = _given(config, family)
-        values = dict(family.form)
-        for name, right in family.known.items():
-            _check_known(name, given.get(name, right[0]), right)
-        for name, (field, default) in family.options.items():
-            value = given.get(name, default)
-            if value is None and name not in FOLLOWS:
-                raise ValueError(f"{name} is null: give a value, or leave it out for {default!r}")
-            value = ACTIVATIONS[str(value)] if field == "mlp" else value
-            # Two names of a field must agree
-            _check_known(name, value, [values.setdefault(field, value)])
-        if (head_dim := given.get("head_dim")) is not None:
-            _check_head_dim(
-                head_dim, values["hidden_size"], values["num_attention_heads"], left_out(config)
-            )
-        longest: int = values["seq_length"]
-        length = longest if seq_length is None else seq_length
-        if length > longest:
-            raise ValueError(
-                f"seq_length={length} is more than the {longest} positions of this model: use fewer"
-            )
-        _check_window(given, family, length)
-        values["seq_length"] = length
+        values = _fields_of(config, family, seq_length)
     except (TypeError, ZeroDivisionError) as error:
         raise ValueError(f"{fault} has a value of the wrong type ({error})") from None
-    if values.get("num_query_groups") == values["num_attention_heads"]:
-        values["num_query_groups"] = None
-    if (top_k := values.get("top_k", 2)) == 1:
-        raise ValueError(
-            f"num_experts_per_tok={top_k} is not computed by labtrain's model: use 2 or more"
-        )
+    if values.get("top_k") == 1:
+        fault = "num_experts_per_tok=1 is not computed by labtrain's model"
+        raise ValueError(f"{fault}: use 2 or more")
     try:
         return GPT(**values)
     except ValueError as error:
@@ -193,20 +170,50 @@ def shape_of(config: Mapping[str, Any], seq_length: int | None = None) -> GPT:
         raise ValueError(f"{fault} describes no model: {reason}{left_out(config)}") from None
 
 
+def _fields_of(config: Mapping[str, Any], family: Family, seq_length: int | None) -> dict[str, Any]:
+    """Return the fields of a config.json's shape, after checking that its options are computed.
+
+    A value of the wrong type is a TypeError.
+    """
+    given = _given(config, family)
+    for name, known in family.known.items():
+        _check_known(name, given.get(name, known[0]), known)
+    values = dict(family.form)
+    for name, (field, default) in family.options.items():
+        value = given.get(name, default)
+        if value is None and name not in FOLLOWS:
+            raise ValueError(f"{name} is null: give a value, or leave it out for {default!r}")
+        if field == "mlp":
+            value = ACTIVATIONS[str(value)]
+        values.setdefault(field, value)
+        # Two names of a field must agree
+        _check_known(name, value, [values[field]])
+    if (head_dim := given.get("head_dim")) is not None:
+        _check_head_dim(head_dim, values, left_out(config))
+    longest: int = values["seq_length"]
+    length = longest if seq_length is None else seq_length
+    if length > longest:
+        fault = f"seq_length={length} is more than the {longest} positions of this model"
+        raise ValueError(f"{fault}: use fewer")
+    _check_window(given, family, length)
+    values["seq_length"] = length
+    if values.get("num_query_groups") == values["num_attention_heads"]:
+        values["num_query_groups"] = None
+    return values
+
+
 def _family_of_config(config: Mapping[str, Any]) -> tuple[str, Family]:
-    """Return the family that a config.json names, if its weights are those that labkit reads."""
+    """Return the family that a config.json names, if its weights are those that labtrain reads."""
     kind = str(config.get("model_type"))
     if kind not in FAMILIES:
         use = ", ".join(FAMILIES)
-        raise ValueError(
-            f"model_type={kind!r} is an architecture that labkit does not have: use one of {use}"
-        )
+        fault = f"model_type={kind!r} is an architecture that labtrain does not have"
+        raise ValueError(f"{fault}: use one of {use}")
     if quantized := config.get("quantization_config"):
         raise ValueError(f"quantization_config={quantized}: use weights in floating point")
     if file := config.get("transformers_weights"):
-        raise ValueError(
-            f"transformers_weights={file!r}: labkit reads {WEIGHTS}, or several files and {INDEX}"
-        )
+        fault = f"transformers_weights={file!r}"
+        raise ValueError(f"{fault}: labtrain reads {WEIGHTS}, or several files and {INDEX}")
     return kind, FAMILIES[kind]
 
 
@@ -216,10 +223,10 @@ def _given(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     transformers 5 writes rope_parameters, versions before rope_scaling, with rope_theta outside. If
     both are there, the old name counts.
     """
-    given = {
-        **config,
-        **{name: config[alias] for alias, name in family.aliases.items() if alias in config},
-    }
+    given = dict(config)
+    for alias, name in family.aliases.items():
+        if alias in config:
+            given[name] = config[alias]
     if family.form["positions"] != "rope":
         return given
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
@@ -229,30 +236,25 @@ def _given(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
         given["rope_theta"] = rope["rope_theta"]
     _check_known("rope_type", rope.get("rope_type", rope.get("type", "default")), ["default"])
     if of_layers := [name for name, value in rope.items() if isinstance(value, dict)]:
-        fault = (
-            f"rope_parameters that {of_layers[0]} has of its own are not computed by "
-            "labtrain's model"
-        )
+        fault = f"rope_parameters that {of_layers[0]} has of its own"
+        fault += " are not computed by labtrain's model"
         raise ValueError(f"{fault}: use weights trained with the same in all layers")
     return given
 
 
-def _check_known(name: str, value: Any, right: Sequence[Any]) -> None:
-    if value not in right:
-        use = " or ".join(map(repr, dict.fromkeys(right)))
-        raise ValueError(
-            f"{name}={value!r} is not computed by labtrain's model: use weights trained with {use}"
-        )
+def _check_known(name: str, value: Any, known: Sequence[Any]) -> None:
+    if value not in known:
+        use = " or ".join(map(repr, dict.fromkeys(known)))
+        fault = f"{name}={value!r} is not computed by labtrain's model"
+        raise ValueError(f"{fault}: use weights trained with {use}")
 
 
-def _check_head_dim(
-    head_dim: int, hidden_size: int, num_attention_heads: int, left_out: str
-) -> None:
-    if head_dim != hidden_size // num_attention_heads:
-        fault = (
-            f"head_dim={head_dim!r} is not hidden_size={hidden_size} / "
-            f"num_attention_heads={num_attention_heads}"
-        )
+def _check_head_dim(head_dim: int, values: Mapping[str, Any], left_out: str) -> None:
+    hidden_size = values["hidden_size"]
+    heads = values["num_attention_heads"]
+    if head_dim != hidden_size // heads:
+        computed = f"hidden_size={hidden_size} / num_attention_heads={heads}"
+        fault = f"head_dim={head_dim!r} is not {computed}"
         raise ValueError(f"{fault}, the only one that labtrain's model computes{left_out}")
 
 
@@ -273,12 +275,13 @@ def left_out(config: Mapping[str, Any]) -> str:
     """
     family = FAMILIES[config["model_type"]]
     there = {family.aliases.get(name, name) for name in config}
-    sizes = OF_SIZES + (("seq_length",) if family.form["positions"] == "learned" else ())
-    said = [
-        f"{name} ({default or FOLLOWS[name]} by default)"
-        for name, (field, default) in family.options.items()
-        if field in sizes and name not in there
-    ]
+    sizes = OF_SIZES
+    if family.form["positions"] == "learned":
+        sizes += ("seq_length",)
+    said = []
+    for name, (field, default) in family.options.items():
+        if field in sizes and name not in there:
+            said.append(f"{name} ({default or FOLLOWS[name]} by default)")
     return f"; {CONFIG} leaves out {', '.join(said)}" if said else ""
 
 
@@ -289,22 +292,12 @@ def config_of(shape: GPT, model_type: str | None = None) -> dict[str, Any]:
     It is that of the first family that has such models, or of the one that is asked for; else a
     ValueError says what the nearest family has instead.
     """
-    values, misfits = _resolved(shape), {}
-    for kind in FAMILIES if model_type is None else [model_type]:
-        family = FAMILIES[kind]
-        misfits[kind] = _misfits(shape, family)
-        if misfits[kind]:
-            continue
-        config = {"architectures": [family.architecture], "model_type": kind}
-        config |= {name: right[0] for name, right in family.known.items()}
-        config |= {
-            name: values[field] for name, (field, _) in family.options.items() if field != "mlp"
-        }
-        if "activation_function" in config:
-            config["activation_function"] = next(
-                k for k, mlp in ACTIVATIONS.items() if mlp == shape.mlp
-            )
-        return config | ({"sliding_window": None} if family.window else {})
+    kinds = list(FAMILIES) if model_type is None else [model_type]
+    misfits = {kind: _misfits(shape, FAMILIES[kind]) for kind in kinds}
+    for kind in kinds:
+        if not misfits[kind]:
+            return _config_in(shape, kind)
+    values = _resolved(shape)
     nearest = min(misfits, key=lambda kind: len(misfits[kind]))
     given = ", ".join(f"{name}={values[name]!r}" for name in misfits[nearest])
     instead = ", ".join(f"{name}={other}" for name, other in misfits[nearest].items())
@@ -312,17 +305,37 @@ def config_of(shape: GPT, model_type: str | None = None) -> dict[str, Any]:
     raise ValueError(f"{fault}: the nearest, {FAMILIES[nearest].architecture}, has {instead}")
 
 
+def _config_in(shape: GPT, kind: str) -> dict[str, Any]:
+    """Return the config.json of a shape that fits a family."""
+    family = FAMILIES[kind]
+    values = _resolved(shape)
+    config: dict[str, Any] = {"architectures": [family.architecture], "model_type": kind}
+    for name, known in family.known.items():
+        config[name] = known[0]
+    for name, (field, _) in family.options.items():
+        if field != "mlp":
+            config[name] = values[field]
+    if "activation_function" in config:
+        names = [name for name, mlp in ACTIVATIONS.items() if mlp == shape.mlp]
+        config["activation_function"] = names[0]
+    if family.window:
+        config["sliding_window"] = None
+    return config
+
+
 def _misfits(shape: GPT, family: Family) -> dict[str, str]:
     """Return the fields of a shape that no model of a family has, each with what those have."""
-    values, said = _resolved(shape), {field for field, _ in family.options.values()}
+    values = _resolved(shape)
+    said = {field for field, _ in family.options.values()}
     same = {field: values[field] for field in said if values[field] is not None}
     try:
         nearest = _resolved(GPT(**family.form | same))
     except ValueError:  # of rotary positions
         return {"num_attention_heads": "a number that leaves an even head size"}
-    misfits = {
-        name: repr(nearest[name]) for name, value in values.items() if value != nearest[name]
-    }
+    misfits = {}
+    for name, value in values.items():
+        if value != nearest[name]:
+            misfits[name] = repr(nearest[name])
     if "mlp" in said and shape.mlp not in ACTIVATIONS.values():
         misfits["mlp"] = " or ".join(map(repr, dict.fromkeys(ACTIVATIONS.values())))
     if "num_experts" in said and shape.num_experts is None:
@@ -338,11 +351,16 @@ def _resolved(shape: GPT) -> dict[str, Any]:
     """Return a shape's fields, where None has become the number it stands for, and what is not used
     has become None.
     """
-    values = asdict(shape) | {"ffn_hidden_size": shape.expert_width, "moe_ffn_hidden_size": None}
+    values = asdict(shape)
+    values["ffn_hidden_size"] = shape.expert_width
+    values["moe_ffn_hidden_size"] = None
     values["num_query_groups"] = shape.num_query_groups or shape.num_attention_heads
-    values["norm_eps"] = float(shape.norm_eps)  # of an int transformers says that it is no float
-    unused = [] if shape.num_experts else ["top_k", "moe_layer_freq", "router_scores"]
-    unused += [] if shape.positions == "rope" else ["rotary_base"]
+    values["norm_eps"] = float(shape.norm_eps)  # transformers refuses an int
+    unused = []
+    if not shape.num_experts:
+        unused += ["top_k", "moe_layer_freq", "router_scores"]
+    if shape.positions != "rope":
+        unused += ["rotary_base"]
     return values | dict.fromkeys(unused)
 
 
@@ -351,37 +369,44 @@ def rows_of(name: str, size: Sequence[int], shape: GPT) -> list[tuple[str, range
     the other.
 
     The rows of experts, [experts, out, in], are those of each in turn. The heads of Llama's queries
-    are in order; in labkit's fused layer come the first of each group, then the second.
+    are in order; in the fused layer of labtrain's model come the first of each group, then the
+    second.
 
     >>> form = dict(norm="rmsnorm", mlp="swiglu", positions="rope", bias=False, tied=False)
     >>> llama = GPT(1, 8, 4, 10, num_attention_heads=4, num_query_groups=2, **form)
     >>> rows = rows_of("layers.0.attention.qkv.weight", (16, 8), llama)
-    >>> [(name.split(".")[-2][0], each.start, each.stop) for name, each in rows]
+    >>> [(name.split(".")[-2][0], those.start, those.stop) for name, those in rows]
     [('q', 0, 2), ('q', 4, 6), ('q', 2, 4), ('q', 6, 8), ('k', 0, 4), ('v', 0, 4)]
     """
-    matched, family = (
-        re.fullmatch(r"(?:layers\.(\d+)\.)?(.+?)(?:\.(weight|bias))?", name),
-        family_of(shape),
-    )
+    # layers.3.attention.qkv.weight: layer 3, module attention.qkv, kind weight
+    matched = re.fullmatch(r"(?:layers\.(\d+)\.)?(.+?)(?:\.(weight|bias))?", name)
     assert matched is not None
     layer, module, kind = matched.groups()
+    family = family_of(shape)
     prefix = "" if layer is None else f"{family.layers}{layer}."
-    names = [f"{prefix}{each}.{kind or 'weight'}" for each in family.tensors[module]]
+    names = [f"{prefix}{part}.{kind or 'weight'}" for part in family.tensors[module]]
     if len(size) == 3:
-        matrix = range(size[1] // len(names))
-        return [(each.format(expert), matrix) for expert in range(size[0]) for each in names]
+        rows = range(size[1] // len(names))
+        return [(part.format(expert), rows) for expert in range(size[0]) for part in names]
     if module == "attention.qkv" and len(names) == 3 and shape.kv_size < shape.hidden_size:
-        assert shape.num_attention_heads is not None and shape.num_query_groups is not None
-        heads, head_size = shape.num_attention_heads, shape.hidden_size // shape.num_attention_heads
-        heads_per_group = heads // shape.num_query_groups
-        order = [
-            head
-            for first in range(heads_per_group)
-            for head in range(first, heads, heads_per_group)
-        ]
-        queries = [(names[0], range(head * head_size, (head + 1) * head_size)) for head in order]
-        return [*queries, *((each, range(shape.kv_size)) for each in names[1:])]
-    return [(each, range(size[0] // len(names))) for each in names]
+        queries, keys, values = names
+        kv_rows = range(shape.kv_size)
+        return [*_query_rows(queries, shape), (keys, kv_rows), (values, kv_rows)]
+    rows = range(size[0] // len(names))
+    return [(part, rows) for part in names]
+
+
+def _query_rows(queries: str, shape: GPT) -> list[tuple[str, range]]:
+    """Return the rows of the heads of queries, in the order of the fused layer."""
+    heads = shape.num_attention_heads
+    assert heads is not None and shape.num_query_groups is not None
+    head_size = shape.hidden_size // heads
+    heads_per_group = heads // shape.num_query_groups
+    rows = []
+    for first in range(heads_per_group):
+        for head in range(first, heads, heads_per_group):
+            rows.append((queries, range(head * head_size, (head + 1) * head_size)))
+    return rows
 
 
 def family_of(shape: GPT) -> Family:
@@ -417,9 +442,8 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / name for name in names]
     if pickled := sorted(path for pattern in PICKLED for path in folder.glob(pattern)):
         fault = f"{pickled[0]} is pickled, and loading it would run whatever code it contains"
-        raise ValueError(
-            f"{fault}: where you trust it, let transformers write it anew with save_pretrained"
-        )
+        way_out = "where you trust it, let transformers write it anew with save_pretrained"
+        raise ValueError(f"{fault}: {way_out}")
     raise ValueError(f"{folder} has no weights: it needs {WEIGHTS}, or several files and {INDEX}")
 
 
@@ -430,6 +454,5 @@ def read_json(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, TypeError) as error:
         why = getattr(error, "strerror", None) or error
         fault = f"{path} cannot be read ({why})"
-        raise ValueError(
-            f"{fault}: name a folder that transformers' save_pretrained wrote"
-        ) from None
+        way_out = "name a folder that transformers' save_pretrained wrote"
+        raise ValueError(f"{fault}: {way_out}") from None

@@ -24,14 +24,16 @@ class MasterWeights(Optimizer):
 
     def __init__(self, params: Iterable, optimizer_class: Callable[..., Optimizer], **options: Any):
         super().__init__(params, {})
-        parameters = [p for each in self.param_groups for p in each["params"]]
-        self.masters = {
-            p: p.detach().float().clone().requires_grad_() for p in parameters if p.requires_grad
-        }
-        groups = [
-            {**each, "params": [self.masters[p] for p in each["params"] if p in self.masters]}
-            for each in self.param_groups
-        ]
+        self.masters: dict[torch.Tensor, torch.Tensor] = {}
+        groups = []
+        for group in self.param_groups:
+            masters = []
+            for param in group["params"]:
+                if param.requires_grad:
+                    master = param.detach().float().clone().requires_grad_()
+                    self.masters[param] = master
+                    masters.append(master)
+            groups.append({**group, "params": masters})
         self.inner = optimizer_class(groups, **options)
         self.defaults = self.inner.defaults
         copy_options(self.inner.param_groups, self.param_groups)
@@ -43,19 +45,19 @@ class MasterWeights(Optimizer):
         loss = None if closure is None else torch.enable_grad()(closure)()
         # A learning rate that a schedule has changed, say
         copy_options(self.param_groups, self.inner.param_groups)
-        for parameter in (p for each in self.param_groups for p in each["params"]):
-            if parameter.grad is not None and parameter not in self.masters:
-                what = (
-                    f"a parameter of shape {list(parameter.shape)} has a gradient, but was frozen"
-                )
-                raise ValueError(f"{what} when MasterWeights was made: make it anew")
+        for param in self._params():
+            if param.grad is not None and param not in self.masters:
+                fault = f"a parameter of shape {list(param.shape)} has a gradient, but was frozen"
+                raise ValueError(f"{fault} when MasterWeights was made: make it anew")
         for parameter, master in self.masters.items():
             # No copy if it is float32
             master.grad = None if parameter.grad is None else parameter.grad.float()
         self.inner.step()
         self.inner.zero_grad()
         if self.masters:  # a rank may have nothing to train
-            torch._foreach_copy_(list(self.masters), list(self.masters.values()))  # pyright: ignore - not in its stubs
+            params = list(self.masters)
+            masters = list(self.masters.values())
+            torch._foreach_copy_(params, masters)  # pyright: ignore - it is not in its stubs
         self._show_states()
         return loss
 
@@ -64,14 +66,18 @@ class MasterWeights(Optimizer):
         parameters.
         """
         copy_options(state_dict["param_groups"], self.param_groups)
-        parameters = [p for each in self.param_groups for p in each["params"]]
-        for number, parameter in enumerate(parameters):
-            if number in state_dict["state"] and parameter in self.masters:
-                master, state = self.masters[parameter], copy.deepcopy(state_dict["state"][number])
+        for number, param in enumerate(self._params()):
+            if number in state_dict["state"] and param in self.masters:
+                master = self.masters[param]
+                state = copy.deepcopy(state_dict["state"][number])
                 with torch.no_grad():
-                    parameter.copy_(master.copy_(state.pop("master_weight")))
+                    master.copy_(state.pop("master_weight"))
+                    param.copy_(master)
                 self.inner.state[master] = state
         self._show_states()
+
+    def _params(self) -> list[torch.Tensor]:
+        return [param for group in self.param_groups for param in group["params"]]
 
     def _show_states(self) -> None:
         for parameter, master in self.masters.items():
@@ -86,6 +92,6 @@ def copy_options(given: list[dict], param_groups: list[dict]) -> None:
     other parameters.
     """
     for source, target in zip(given, param_groups):
-        target.update(
-            {name: value for name, value in source.items() if name not in ("params", "param_names")}
-        )
+        for name, value in source.items():
+            if name not in ("params", "param_names"):
+                target[name] = value

@@ -21,20 +21,20 @@ def open_metrics(config: TrainConfig, steps_done: int) -> RawIOBase | None:
     path = config.metrics
     if path is None:
         return None
-    file, fault = None, [""]
+    file = None
+    fault = ""
     try:
         if dist.get_rank() == 0:
             if os.path.isfile(path):  # not a pipe or a device
                 _end_at_a_line(path, steps_done if config.resume else None)
             file = open(path, "ab", buffering=0)  # noqa: SIM115 - the caller closes it
     except OSError as error:
-        fault = [
-            f"metrics={path} cannot be written ({error.strerror}): name a file that you "
-            "may write to"
-        ]
-    dist.broadcast_object_list(fault)
-    if fault[0]:
-        raise ValueError(fault[0])
+        way_out = "name a file that you may write to"
+        fault = f"metrics={path} cannot be written ({error.strerror}): {way_out}"
+    of_first_rank = [fault]
+    dist.broadcast_object_list(of_first_rank)
+    if of_first_rank[0]:
+        raise ValueError(of_first_rank[0])
     return file
 
 
@@ -98,9 +98,8 @@ def open_tensorboard(config: TrainConfig, steps_done: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ValueError(
-            f"tensorboard={folder} needs the package: pip install tensorboard, or use metrics="
-        ) from error
+        way_out = "pip install tensorboard, or use metrics="
+        raise ValueError(f"tensorboard={folder} needs the package: {way_out}") from error
     if dist.get_rank() != 0:
         return None
     # It hides those steps

@@ -98,70 +98,80 @@ class ParallelGPT(PlacedModule):
         **factory: Any,
     ):
         super().__init__()
-        if shape.num_attention_heads is None:
-            raise ValueError(
-                f"{shape} has no num_attention_heads: give a number that divides hidden_size"
-            )
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout={dropout} must be in [0, 1)")
-        if shape.num_experts and "groups" not in (experts or {}) and group.size() > 1:
-            raise ValueError(
-                f"num_experts={shape.num_experts} on {group.size()} tensor "
-                "ranks: give their groups too"
-            )
-        self.shape, self.group, self.stage, self.seed = shape, group, stage, seed
-        self.head_size = shape.hidden_size // shape.num_attention_heads
-        self.cp_group, self.zigzag = cp_group or group_of_one(), zigzag
-        # Tokens before those of x, which `labtrain.generation` has computed already
-        self.num_past = 0
-        check_sequence_cut(
-            shape.seq_length, self.cp_group.size(), zigzag, group.size() if sequence_parallel else 1
-        )
-        self.is_first, self.is_last = stage == 0, stage == num_stages - 1
-        self.recompute, self.sequence_parallel, self.num_micro_batches = (
-            recompute,
-            sequence_parallel,
-            num_micro_batches,
-        )
-        options = factory | dict(sequence_parallel=sequence_parallel)
-        vocab_parallel = partial(
-            VocabParallelEmbedding, shape.vocab_size, shape.hidden_size, group, **options
-        )
-        options |= dict(defer_grad_reduce=defer_grad_reduce)
-        # In a list: its parameters are not this module's
+        self.shape = shape
+        self.group = group
+        self.cp_group = cp_group or group_of_one()
+        self.stage = stage
+        self.is_first = stage == 0
+        self.is_last = stage == num_stages - 1
+        # In a list, so that its parameters are not this module's
         self._first = [first] if first and self.is_last else []
-        if self.is_first or (self.is_last and shape.tied and not self._first):
-            self.embedding = vocab_parallel(init_method=normal("embedding", seed))
-            if not self.is_first:
-                self.embedding.set_placements(
-                    weight=replace(placement_of(self.embedding.weight), is_tied_copy=True)
-                )
-        if self.is_first:
-            if shape.positions == "learned":
-                self.positions = nn.Parameter(
-                    torch.empty(shape.seq_length, shape.hidden_size, **factory)
-                )
-                self.set_placements(positions=Placement(copy_groups=(group,)))
-                self.reset_parameters()
-            self.dropout = _dropout(dropout, group, sequence_parallel)
-        cp_attention = partial(
-            CONTEXT_PARALLEL[context_parallel], group=self.cp_group, zigzag=zigzag
-        )
-        attend = cp_attention if self.cp_group.size() > 1 else None
-        make_layer = partial(
-            TransformerLayer, shape, group, seed=seed, dropout=dropout, attend=attend, **options
-        )
+        self.seed = seed
+        self.zigzag = zigzag
+        self.recompute = recompute
+        self.sequence_parallel = sequence_parallel
+        self.num_micro_batches = num_micro_batches
+        self.num_past = 0  # tokens before those of x, which `labtrain.generation` has computed
+        self._check(dropout, experts or {})
+        options = factory | {"sequence_parallel": sequence_parallel}
+        self._make_input(options, factory, dropout)
+        of_layers: dict[str, Any] = options | {"defer_grad_reduce": defer_grad_reduce}
+        of_blocks: dict[str, Any] = dict(seed=seed, dropout=dropout)
+        of_blocks["attend"] = self._attention(context_parallel)
         experts = {"groups": groups_of_one(), **(experts or {})}
         self.layers = nn.ModuleDict()
         for i in layers_of_stage(shape.num_layers, stage, num_stages, stage_layers):
-            self.layers[str(i)] = make_layer(
-                f"layers.{i}", experts=experts if shape.has_experts(i) else None
-            )
+            of_blocks["experts"] = experts if shape.has_experts(i) else None
+            layer = TransformerLayer(shape, group, f"layers.{i}", **of_blocks, **of_layers)
+            self.layers[str(i)] = layer
         if self.is_last:
-            self.norm = _norm(shape, group, options)
-            if not shape.tied:
-                # Sharded over the vocabulary
-                self.output = vocab_parallel(init_method=normal("output", seed))
+            self._make_output(of_layers, options)
+
+    def _check(self, dropout: float, experts: dict[str, Any]) -> None:
+        shape = self.shape
+        if shape.num_attention_heads is None:
+            fault = f"{shape} has no num_attention_heads"
+            raise ValueError(f"{fault}: give a number that divides hidden_size")
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout={dropout} must be in [0, 1)")
+        if shape.num_experts and "groups" not in experts and self.group.size() > 1:
+            fault = f"num_experts={shape.num_experts} on {self.group.size()} tensor ranks"
+            raise ValueError(f"{fault}: give their groups too")
+        tp_size = self.group.size() if self.sequence_parallel else 1
+        check_sequence_cut(shape.seq_length, self.cp_group.size(), self.zigzag, tp_size)
+
+    def _vocab_parallel(self, name: str, options: dict[str, Any]) -> VocabParallelEmbedding:
+        """Return a [V, h] weight that is sharded over the vocabulary."""
+        sizes = (self.shape.vocab_size, self.shape.hidden_size)
+        init = normal(name, self.seed)
+        return VocabParallelEmbedding(*sizes, self.group, init_method=init, **options)
+
+    def _make_input(self, options: dict[str, Any], factory: dict[str, Any], dropout: float) -> None:
+        is_tied_copy = self.is_last and not self.is_first and self.shape.tied and not self._first
+        if self.is_first or is_tied_copy:
+            self.embedding = self._vocab_parallel("embedding", options)
+        if is_tied_copy:  # the first stage, on another rank, has the same weight
+            placement = placement_of(self.embedding.weight)
+            self.embedding.set_placements(weight=replace(placement, is_tied_copy=True))
+        if self.is_first and self.shape.positions == "learned":
+            size = (self.shape.seq_length, self.shape.hidden_size)
+            self.positions = nn.Parameter(torch.empty(size, **factory))
+            self.set_placements(positions=Placement(copy_groups=(self.group,)))
+            self.reset_parameters()
+        if self.is_first:
+            self.dropout = _dropout(dropout, self.group, self.sequence_parallel)
+
+    def _make_output(self, of_layers: dict[str, Any], options: dict[str, Any]) -> None:
+        self.norm = _norm(self.shape, self.group, of_layers)
+        if not self.shape.tied:
+            self.output = self._vocab_parallel("output", options)
+
+    def _attention(self, context_parallel: str) -> Callable[..., torch.Tensor] | None:
+        """Return what computes attention on a sequence that is cut, or None if it is not."""
+        attention = CONTEXT_PARALLEL[context_parallel]
+        if self.cp_group.size() == 1:
+            return None
+        return partial(attention, group=self.cp_group, zigzag=self.zigzag)
 
     def reset_parameters(self) -> None:
         """Draw the model's own parameters: learned positions."""
@@ -169,53 +179,66 @@ class ParallelGPT(PlacedModule):
             draw(self.positions, normal("positions", self.seed))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        token_positions, rotary = self._positions_of(x), None  # [seq]
+        token_positions = self._positions_of(x)  # [seq]
+        rotary = None
         if self.is_first:
-            x = self.embedding(x)
-            if self.shape.positions == "learned":
-                learned = self.positions[token_positions]
-                x = x + (
-                    scatter_to_sequence(learned, self.group) if self.sequence_parallel else learned
-                )
-            x = self.dropout(x)
+            x = self._embed(x, token_positions)
         if self.shape.positions == "rope":
             rotary = rotation(token_positions, self.head_size, x.dtype, self.shape.rotary_base)
         recompute = self.recompute and self.training
         layer: Any
         for layer in self.layers.values():
             x = checkpoint(layer, x, rotary, use_reentrant=False) if recompute else layer(x, rotary)
-            # With the load of its experts: outside of recomputation, tokens are counted once
             if isinstance(x, tuple):
-                x = (
-                    attach_loss(x[0], layer.mlp.router.loss(x[1]) / self.num_micro_batches)
-                    if self.training
-                    else x[0]
-                )
-        return self.output_layer(self.norm(x)) if self.is_last else x
+                x, load = x
+                # Outside of recomputation, so that each token is counted once
+                if self.training:
+                    loss = layer.mlp.router.loss(load) / self.num_micro_batches
+                    x = attach_loss(x, loss)
+        if not self.is_last:
+            return x
+        return self.output_layer(self.norm(x))
+
+    def _embed(self, tokens: torch.Tensor, token_positions: torch.Tensor) -> torch.Tensor:
+        """Return the first hidden states, [batch, seq, h], or this rank's [batch, seq/t, h]."""
+        x = self.embedding(tokens)
+        if self.shape.positions == "learned":
+            learned = self.positions[token_positions]  # [seq, h]
+            if self.sequence_parallel:
+                learned = scatter_to_sequence(learned, self.group)  # [seq/t, h]
+            x = x + learned
+        return self.dropout(x)
 
     def activation_spec(self, tokens: torch.Tensor) -> tuple[torch.dtype, torch.Size]:
         """Return dtype and shape of what a stage hands to the next for these tokens,
         [batch, seq/c].
         """
-        t = self.group.size() if self.sequence_parallel else 1
-        return next(self.parameters()).dtype, torch.Size(
-            [len(tokens), tokens.size(1) // t, self.shape.hidden_size]
-        )
+        batch, num_tokens = tokens.shape
+        if self.sequence_parallel:
+            num_tokens //= self.group.size()
+        dtype = next(self.parameters()).dtype
+        return dtype, torch.Size([batch, num_tokens, self.shape.hidden_size])
+
+    @property
+    def head_size(self) -> int:
+        """How many numbers a token has in each head."""
+        assert self.shape.num_attention_heads is not None
+        return self.shape.hidden_size // self.shape.num_attention_heads
 
     @property
     def output_layer(self) -> VocabParallelEmbedding:
         """The last stage's module that computes the logits."""
-        return next(iter(self._first), self).embedding if self.shape.tied else self.output
+        if not self.shape.tied:
+            return self.output
+        return self._first[0].embedding if self._first else self.embedding
 
     @property
     def units(self) -> list[nn.Module]:
         """The units for FSDP, in the order of forward: each is gathered, used and freed
         on its own.
         """
-        units: list[nn.Module] = [
-            *([self.embedding] if self.is_first else []),
-            *self.layers.values(),
-        ]
+        units: list[nn.Module] = [self.embedding] if self.is_first else []
+        units += self.layers.values()
         if self.is_last and not (self.shape.tied and self._first):
             units.append(self.output_layer)
         # A tied embedding that is both the first and the last is left out: it is in use from start
@@ -224,15 +247,15 @@ class ParallelGPT(PlacedModule):
 
     def _positions_of(self, x: torch.Tensor) -> torch.Tensor:
         """Return where the tokens of x, or of its hidden states, stand in the whole sequence."""
-        divided_by = self.group.size() if self.sequence_parallel and not self.is_first else 1
-        num_tokens = self.num_past + x.size(1) * divided_by * self.cp_group.size()
+        num_here = x.size(1)
+        if self.sequence_parallel and not self.is_first:
+            num_here *= self.group.size()  # hidden states are cut along the sequence too
+        num_tokens = self.num_past + num_here * self.cp_group.size()
         if num_tokens > self.shape.seq_length:
-            raise ValueError(
-                f"{num_tokens} tokens are more than seq_length={self.shape.seq_length}: give fewer"
-            )
-        held = positions(
-            num_tokens, self.cp_group.size(), self.cp_group.rank(), self.zigzag, device=x.device
-        )
+            fault = f"{num_tokens} tokens are more than seq_length={self.shape.seq_length}"
+            raise ValueError(f"{fault}: give fewer")
+        cp_rank = self.cp_group.rank()
+        held = positions(num_tokens, self.cp_group.size(), cp_rank, self.zigzag, device=x.device)
         return held[self.num_past :]
 
     def loss(
@@ -259,41 +282,44 @@ class TransformerLayer(nn.Module):
     def __init__(
         self,
         shape: GPT,
-        group,
+        group: dist.ProcessGroup,
         name: str,
         seed: int,
         dropout: float,
-        attend=None,
-        experts=None,
+        attend: Callable[..., torch.Tensor] | None = None,
+        experts: dict[str, Any] | None = None,
         **options,
     ):
         super().__init__()
         assert shape.num_attention_heads is not None
-        # 2 l outputs are added to x
-        h, outer_std = shape.hidden_size, STD / math.sqrt(2 * shape.num_layers)
+        # 2 l outputs are added to x, so each is drawn smaller (GPT-2)
+        outer_std = STD / math.sqrt(2 * shape.num_layers)
 
-        def linear(inner: str, outer: str) -> dict:
-            inner_init, outer_init = (
-                normal(f"{name}.{inner}", seed),
-                normal(f"{name}.{outer}", seed, outer_std),
-            )
-            return options | dict(
-                init_method=inner_init, output_layer_init_method=outer_init, bias=shape.bias
-            )
+        def pair(inner: str, outer: str) -> dict[str, Any]:
+            """Return the options of two linear layers, one after the other."""
+            inits = {"init_method": normal(f"{name}.{inner}", seed)}
+            inits["output_layer_init_method"] = normal(f"{name}.{outer}", seed, outer_std)
+            return options | inits | {"bias": shape.bias}
 
         self.attention_norm = _norm(shape, group, options)
-        attention: dict = dict(
-            num_query_groups=shape.num_query_groups, dropout=dropout, attend=attend
+        self.attention = ParallelSelfAttention(
+            shape.hidden_size,
+            shape.num_attention_heads,
+            group,
+            num_query_groups=shape.num_query_groups,
+            dropout=dropout,
+            attend=attend,
+            **pair("attention.qkv", "attention.out"),
         )
-        attention |= linear("attention.qkv", "attention.out")
-        self.attention = ParallelSelfAttention(h, shape.num_attention_heads, group, **attention)
         self.mlp_norm = _norm(shape, group, options)
-        kind: dict = dict(
-            gated=shape.mlp == "swiglu", approximate="tanh" if shape.mlp == "gelu_tanh" else "none"
-        )
-        mlp = partial(ParallelMLP, h, shape.mlp_width, group, **linear("mlp.up", "mlp.down"))
-        moe = partial(_experts, shape, f"{name}.mlp", seed, outer_std, experts or {}, **options)
-        self.mlp = (moe if experts else mlp)(**kind)
+        kind: dict[str, Any] = {"gated": shape.mlp == "swiglu"}
+        kind["approximate"] = "tanh" if shape.mlp == "gelu_tanh" else "none"
+        if experts:
+            more = options | kind | experts
+            self.mlp = _experts(shape, f"{name}.mlp", seed, outer_std, **more)
+        else:
+            more = pair("mlp.up", "mlp.down") | kind
+            self.mlp = ParallelMLP(shape.hidden_size, shape.mlp_width, group, **more)
         self.dropout = _dropout(dropout, group, options["sequence_parallel"])
 
     def forward(
@@ -302,27 +328,32 @@ class TransformerLayer(nn.Module):
         x = x + self.dropout(self.attention(self.attention_norm(x), rotary))
         output = self.mlp(self.mlp_norm(x))
         if isinstance(output, tuple):
-            return x + self.dropout(output[0]), output[1]
+            output, load = output
+            return x + self.dropout(output), load
         return x + self.dropout(output)
 
 
-def _experts(
-    shape: GPT, name: str, seed: int, outer_std: float, options: dict, **more: Any
-) -> MoELayer:
-    # Of experts, of 3 dims, and of shared ones
+def _experts(shape: GPT, name: str, seed: int, outer_std: float, **options: Any) -> MoELayer:
     def init(matrix: str, std: float) -> Callable[[torch.Tensor], object]:
-        return lambda weight: normal(
-            f"{name}.{('shared', 'experts')[weight.dim() - 2]}.{matrix}", seed, std
-        )(weight)
+        def fill(weight: torch.Tensor) -> None:
+            # The weight of experts is [experts, out, in], that of shared ones [out, in]
+            kind = "experts" if weight.dim() == 3 else "shared"
+            normal(f"{name}.{kind}.{matrix}", seed, std)(weight)
 
-    router: dict = dict(score_function=shape.router_scores, **options.get("router", {}))
-    router |= {"init_method": normal(f"{name}.router", seed)}
-    more |= options | {"router": router, "num_shared_experts": shape.num_shared_experts}
-    inits: dict = dict(
-        init_method=init("up", STD), output_layer_init_method=init("down", outer_std)
-    )
+        return fill
+
+    router = {"score_function": shape.router_scores} | options.get("router", {})
+    router["init_method"] = normal(f"{name}.router", seed)
+    options["router"] = router
     return MoELayer(
-        shape.hidden_size, shape.expert_width, shape.num_experts or 1, shape.top_k, **inits, **more
+        shape.hidden_size,
+        shape.expert_width,
+        shape.num_experts or 1,
+        shape.top_k,
+        num_shared_experts=shape.num_shared_experts,
+        init_method=init("up", STD),
+        output_layer_init_method=init("down", outer_std),
+        **options,
     )
 
 
@@ -333,11 +364,9 @@ def normal(name: str, seed: int, std: float = STD) -> Callable[[torch.Tensor], o
     key = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=7).digest()
 
     def fill(weight: torch.Tensor) -> None:
-        generator, numbers = (
-            torch.Generator().manual_seed(int.from_bytes(key, "big")),
-            weight.detach().view(-1),
-        )
-        # Torch draws fewer than 16 in a different way
+        generator = torch.Generator().manual_seed(int.from_bytes(key, "big"))
+        numbers = weight.detach().view(-1)
+        # In blocks, to save memory. Torch draws fewer than 16 in a different way: no block has less
         starts = [*range(1 << 20, len(numbers) - 15, 1 << 20)]
         for block in numbers.tensor_split(starts):
             block.copy_(torch.randn(len(block), generator=generator, dtype=torch.float32) * std)

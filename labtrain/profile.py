@@ -32,9 +32,8 @@ def profiling(folder: str, groups: ProcessGroups) -> Iterator[ProfilerLabels]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     except OSError as error:
-        raise ValueError(
-            f"profile_dir={folder} cannot be written ({error.strerror}): name a folder"
-        ) from error
+        fault = f"profile_dir={folder} cannot be written ({error.strerror})"
+        raise ValueError(f"{fault}: name a folder") from error
     # There is one cycle of events only: to accumulate them keeps torch 2.11 from warning of more.
     with profile(acc_events=True) as profiler:
         yield ProfilerLabels(groups.rank)

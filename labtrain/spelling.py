@@ -1,7 +1,7 @@
 """Spells in a message what is of `TrainConfig` as it is typed: ``tp_size=2`` becomes ``--tp 2``.
 
-All of labkit's errors speak Python, since most of it is called from Python. The command line passes
-them through here, so nobody words an error twice.
+All errors speak Python, since labkit and most of labtrain are called from Python. The command line
+passes them through here, so nobody words an error twice.
 """
 
 import re
@@ -16,13 +16,12 @@ from labtrain.hugging_face import CONFIG
 
 def short_options() -> dict[str, str]:
     """Return the second, shorter option of each field that has one."""
-    kinds = get_type_hints(TrainConfig, include_extras=True)
-    return {
-        name: each.name
-        for name, kind in kinds.items()
-        for each in get_args(kind)
-        if isinstance(each, ShortOption)
-    }
+    found = {}
+    for name, kind in get_type_hints(TrainConfig, include_extras=True).items():
+        for extra in get_args(kind):
+            if isinstance(extra, ShortOption):
+                found[name] = extra.name
+    return found
 
 
 @cache
@@ -30,9 +29,8 @@ def options() -> dict[str, str]:
     """Return the option of each field, without the ``no-`` of a switch: the short one, if it has
     two.
     """
-    return {
-        each.name: f"--{each.name.replace('_', '-')}" for each in fields(TrainConfig)
-    } | short_options()
+    names = [field.name for field in fields(TrainConfig)]
+    return {name: f"--{name.replace('_', '-')}" for name in names} | short_options()
 
 
 def switch(name: str, value: bool) -> str:
@@ -67,18 +65,18 @@ def as_typed(message: str) -> str:
     not_in_a_path = r"(?<![\w./'\"-])"
     value = r"(?P<value>True\b|False\b|'[^']*'|\([^()]*\))"
     message = re.sub(rf"{not_in_a_path}(?P<name>{names})={value}", _with_value, message)
-    message = re.sub(
-        rf"{not_in_a_path}({names})=(?=[\s,;:)]|$)", lambda found: options()[found[1]], message
-    )
-    message = re.sub(
-        rf"{not_in_a_path}({names})=", lambda found: f"{options()[found[1]]} ", message
-    )
-    bare = rf"{not_in_a_path}({names})\b(?![/=(\"'-]|\.\w)"
-    return re.sub(bare, lambda found: options()[found[1]] if "_" in found[1] else found[1], message)
+    without_value = rf"{not_in_a_path}({names})=(?=[\s,;:)]|$)"
+    message = re.sub(without_value, lambda found: options()[found[1]], message)
+    with_number = rf"{not_in_a_path}({names})="
+    message = re.sub(with_number, lambda found: f"{options()[found[1]]} ", message)
+    of_several_words = "|".join(name for name in names.split("|") if "_" in name)
+    bare = rf"{not_in_a_path}({of_several_words})\b(?![/=(\"'-]|\.\w)"
+    return re.sub(bare, lambda found: options()[found[1]], message)
 
 
 def _with_value(found: re.Match[str]) -> str:
-    name, value = found["name"], found["value"]
+    name = found["name"]
+    value = found["value"]
     if value in ("True", "False"):
         return switch(name, value == "True")
     if value.startswith("("):

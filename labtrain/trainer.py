@@ -10,11 +10,11 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,7 @@ from labkit.schedules import Schedule
 from labkit.sizes import ranks_text
 from labkit.tensor_parallel import seed_replicas
 from labkit.timeline.trace import Trace
+from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from labtrain.config import TrainConfig
@@ -41,6 +42,9 @@ from labtrain.master_weights import MasterWeights
 from labtrain.model import ParallelGPT
 from labtrain.profile import profiling
 from labtrain.world import check_same_options, check_tokens
+
+if TYPE_CHECKING:
+    from labtrain.checkpoint_tensors import State
 
 Batch = tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]
 """The tokens of a rank's micro-batches, [micro-batch, seq/c] each, and for each the tokens that
@@ -73,58 +77,69 @@ def training(config: TrainConfig) -> Iterator["Trainer"]:
     """Hold what a run needs: the process groups, this rank's `Trainer`, the lock on the checkpoint
     folder.
     """
-    from labtrain import (
-        checkpoint,  # it imports half of torch, so not when the notebook imports this module
-    )
+    # It imports half of torch, so not when a notebook imports this module
+    from labtrain import checkpoint
 
     check_same_options(config)
-    config = config.fitted(dist.get_world_size())
+    config = config.resize_to(dist.get_world_size())
     layout = config.layout(dist.get_world_size())
     check_tokens(config)
     config.check_memory(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     folder = config.checkpoint_dir
-    claimed = (
-        checkpoint.claim(folder, config.resume, config.async_save)
-        if folder
-        else nullcontext(checkpoint.save)
-    )
+    saving: AbstractContextManager[Callable] = nullcontext(checkpoint.save)
+    if folder:
+        saving = checkpoint.lock_folder(folder, config.resume, config.async_save)
     # It stays until what is saved in the background is complete
-    early = ExitSignal(config.exit_duration)
-    with init_groups(layout, config.shard_size) as groups, early, claimed as save:
-        yield Trainer(config, groups, save, early)
+    exit_signal = ExitSignal(config.exit_duration)
+    with init_groups(layout, config.shard_size) as groups, exit_signal, saving as save:
+        yield Trainer(config, groups, save, exit_signal)
 
 
 def make_models(
     config: TrainConfig, schedule: Schedule, groups: ProcessGroups
 ) -> list[ParallelGPT]:
     """Return a rank's chunks of the model on the meta device: `Trainer.wrap` materializes them."""
-    same = (
-        "seed",
-        "dropout",
-        "recompute",
-        "sequence_parallel",
-        "context_parallel",
-        "zigzag",
-        "dtype",
-    )
-    options: dict[str, Any] = {name: getattr(config, name) for name in same} | {"device": "meta"}
-    options |= {"num_stages": schedule.num_stages, "defer_grad_reduce": True, "cp_group": groups.cp}
-    options |= {
-        "num_micro_batches": schedule.num_micro_batches,
-        "stage_layers": config.layers_per_stage,
-    }
-    options["experts"] = dict(
-        groups=groups, capacity_factor=config.capacity_factor, router={"balance": config.balance}
-    )
+    router = {"balance": config.balance}
+    experts = dict(groups=groups, capacity_factor=config.capacity_factor, router=router)
     models: list[ParallelGPT] = []
     for stage in schedule.stages[groups.coords.pp]:
-        first = next((model for model in models if model.is_first), None)
-        models.append(ParallelGPT(config.shape, groups.tp, stage=stage, first=first, **options))
+        model = ParallelGPT(
+            config.shape,
+            groups.tp,
+            stage=stage,
+            num_stages=schedule.num_stages,
+            stage_layers=config.layers_per_stage,
+            first=next((model for model in models if model.is_first), None),
+            seed=config.seed,
+            dropout=config.dropout,
+            sequence_parallel=config.sequence_parallel,
+            recompute=config.recompute,
+            cp_group=groups.cp,
+            context_parallel=config.context_parallel,
+            zigzag=config.zigzag,
+            defer_grad_reduce=True,
+            experts=experts,
+            num_micro_batches=schedule.num_micro_batches,
+            dtype=config.dtype,
+            device="meta",
+        )
+        models.append(model)
     return models
+
+
+def _parameters_of(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
+    return [parameter for module in modules for parameter in module.parameters()]
 
 
 class Trainer:
     """A rank's chunks of the model, its optimizer, and its place in the data.
+
+    What a step sends, beside what layers send to compute, and stages to each other:
+
+    - replicas average gradients while backward runs; with ZeRO each keeps its shard (`wrap`);
+    - the ends of the pipeline add up the gradients of a tied embedding;
+    - each tensor group sums the gradients of which its ranks have parts, in one all-reduce;
+    - all ranks sum t + 2 numbers: the loss, the squared norm, how many targets count.
 
     A run that differs in one thing overrides one method: `wrap`, `make_optimizer`, `loss` or
     `rows`.
@@ -135,21 +150,23 @@ class Trainer:
         config: TrainConfig,
         groups: ProcessGroups,
         save: Callable | None = None,
-        early: ExitSignal | None = None,
+        exit_signal: ExitSignal | None = None,
     ):
         from labtrain import checkpoint
 
-        self.config, self.groups, self.save = config, groups, save or checkpoint.save
-        self.exit_signal, self.is_ending = early or ExitSignal(), False
-        self.steps_done = self.samples_done = 0
+        self.config = config
+        self.groups = groups
+        self.save = save or checkpoint.save
+        self.exit_signal = exit_signal or ExitSignal()
+        self.is_ending = False
+        self.steps_done = 0
+        self.samples_done = 0
         self.trace: Trace | None = None  # while steps are profiled
-        self.schedule, self.text = (
-            config.make_schedule(groups.layout.world_size),
-            config.make_dataset(),
-        )
+        self.schedule = config.make_schedule(groups.layout.world_size)
+        self.dataset = config.make_dataset()
         self.models = make_models(config, self.schedule, groups)
         if config.precision == "bfloat16":
-            for parameter in (p for model in self.models for p in model.parameters()):
+            for parameter in _parameters_of(self.models):
                 # The sum over many micro-batches needs more bits than bfloat16
                 parameter.grad_dtype = torch.float32
         self.chunks = [self.wrap(model) for model in self.models]
@@ -157,31 +174,38 @@ class Trainer:
             from labtrain import pretrained  # which needs safetensors
 
             pretrained.load(config.init_from, self.models, groups)
-        self.parameters = [parameter for chunk in self.chunks for parameter in chunk.parameters()]
-        is_tied = config.tied and len(self.schedule.end_ranks) > 1  # to a weight on another rank
-        self.tied = [
-            model.embedding.weight
-            for model in self.models
-            if is_tied and model.is_first != model.is_last
-        ]
-        if self.tied:  # else one end would wait for the other's gradient, or they would drift apart
-            ways = {"the tied embedding": "trained" if self.tied[0].requires_grad else "frozen"}
-            check_alike(
-                ways, "freeze it on the first and on the last stage, or on none", groups.embedding
-            )
+        self.parameters = _parameters_of(self.chunks)
+        self.tied = self._tied_embedding()
         self.optimizer = self.make_optimizer()
-        data = {"seed": config.seed, "text": self.text.fingerprint}
-        told = json.loads(json.dumps(asdict(config), default=str))  # as a checkpoint has it
-        # A relative path would be a different folder for whoever exports elsewhere
-        if config.init_from is not None:
-            told["init_from"] = str(Path(config.init_from).resolve())
-        self._state = checkpoint.State(
-            self.models, self.optimizer, groups, config.shape, data, told
-        )
+        self._state = self._make_state()
         if config.resume and config.checkpoint_dir:
-            self.steps_done, self.samples_done = checkpoint.load_newest(
-                config.checkpoint_dir, self._state
-            )
+            done = checkpoint.load_newest(config.checkpoint_dir, self._state)
+            self.steps_done, self.samples_done = done
+
+    def _tied_embedding(self) -> list[nn.Parameter]:
+        """Return this rank's embedding if another rank has the same weight, or nothing."""
+        if not self.config.tied or len(self.schedule.end_ranks) == 1:
+            return []
+        ends = [model for model in self.models if model.is_first != model.is_last]
+        tied = [model.embedding.weight for model in ends]
+        if tied:  # else one end would wait for the other's gradient, or they would drift apart
+            ways = {"the tied embedding": "trained" if tied[0].requires_grad else "frozen"}
+            advice = "freeze it on the first and on the last stage, or on none"
+            check_alike(ways, advice, self.groups.embedding)
+        return tied
+
+    def _make_state(self) -> "State":
+        """Return what a checkpoint saves and restores."""
+        from labtrain import checkpoint
+
+        config = self.config
+        data = {"seed": config.seed, "text": self.dataset.fingerprint}
+        options = json.loads(json.dumps(asdict(config), default=str))  # as a checkpoint has them
+        if config.init_from is not None:
+            # A relative path would be a different folder for whoever exports elsewhere
+            options["init_from"] = str(Path(config.init_from).resolve())
+        model = (self.models, self.optimizer, self.groups, config.shape)
+        return checkpoint.State(*model, data, options)
 
     def steps(self) -> Iterator[Step]:
         """Run the steps that are left to do, unless the run is to end early; the config says which
@@ -202,10 +226,13 @@ class Trainer:
         """Compute gradients, clip them, and update the weights; then evaluate and save if it is
         time.
         """
-        config, start = self.config, time.perf_counter()
+        config = self.config
+        start = time.perf_counter()
         loss, norm = self.compute_gradients()
-        if config.clip_norm and (scale := config.clip_norm / (norm + 1e-6)) < 1:
-            scale_grads(self.parameters, scale)
+        if config.clip_norm:
+            scale = config.clip_norm / (norm + 1e-6)
+            if scale < 1:
+                scale_grads(self.parameters, scale)
         learning_rate = config.learning_rate_at(self.steps_done)
         for param_group in self.optimizer.param_groups:
             param_group["lr"] = learning_rate
@@ -215,20 +242,27 @@ class Trainer:
         self.steps_done += 1
         self.samples_done += config.batch_size
         seconds = time.perf_counter() - start
-
-        def is_due(interval: int) -> bool:
-            return interval > 0 and self.steps_done % interval == 0
-
-        evaluation_loss = self.evaluate() if is_due(config.eval_interval) else None
+        evaluation_loss = self.evaluate() if self._is_due(config.eval_interval) else None
         is_last = self.is_ending or self.steps_done == config.steps
-        if config.checkpoint_dir and (is_due(config.save_interval) or is_last):
-            self.save(
-                config.checkpoint_dir, self._state, self.steps_done, self.samples_done, config.keep
-            )
-        tokens = config.batch_size * config.seq_length
-        numbers = loss, norm, learning_rate, seconds, tokens / seconds
-        exit_reason = (self.exit_signal.reason or "asked on another rank") if self.is_ending else ""
-        return Step(self.steps_done, *numbers, evaluation_loss, exit_reason)
+        if config.checkpoint_dir and (is_last or self._is_due(config.save_interval)):
+            done = (self.steps_done, self.samples_done)
+            self.save(config.checkpoint_dir, self._state, *done, config.keep)
+        exit_reason = ""
+        if self.is_ending:
+            exit_reason = self.exit_signal.reason or "asked on another rank"
+        return Step(
+            step=self.steps_done,
+            loss=loss,
+            grad_norm=norm,
+            learning_rate=learning_rate,
+            seconds=seconds,
+            tokens_per_second=config.batch_size * config.seq_length / seconds,
+            evaluation_loss=evaluation_loss,
+            exit_reason=exit_reason,
+        )
+
+    def _is_due(self, interval: int) -> bool:
+        return interval > 0 and self.steps_done % interval == 0
 
     def compute_gradients(self) -> tuple[float, float]:
         """Leave the gradients of the whole batch in the parameters; return its loss and their norm,
@@ -237,11 +271,11 @@ class Trainer:
         batch = self.micro_batches(self.samples_done)
         # Every step and replica has its own dropout masks. The step decides them, so a resumed run
         # draws the same.
-        seed_replicas(
-            self.config.seed + self.steps_done * self.groups.layout.world_size, self.groups
-        )
+        first_seed = self.config.seed + self.steps_done * self.groups.layout.world_size
+        seed_replicas(first_seed, self.groups)
         self.optimizer.zero_grad()
         loss_share, num_counted = self.run(self.schedule, batch, average=True)
+        # The norm needs whole gradients, so these sums come first
         all_reduce_grads(self.parameters, self.groups.tp)
         wants_to_end = bool(self.exit_signal.reason)
         sums = loss_and_grad_norm(
@@ -283,26 +317,33 @@ class Trainer:
         inputs, targets = batch
         num_counted = torch.zeros((), dtype=torch.float64, device=local_device())
 
-        def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        def loss_of(logits: torch.Tensor, targets: torch.Tensor | None) -> torch.Tensor:
+            assert targets is not None
             result = self.loss(logits, targets)
             if not isinstance(result, tuple):
+                fault = f"loss() returned a {type(result).__name__}"
                 rule = "the sum over the targets that count, and how many do"
-                raise ValueError(
-                    f"loss() returned a {type(result).__name__}: return {rule}, "
-                    "as Trainer.loss does"
-                )
+                raise ValueError(f"{fault}: return {rule}, as Trainer.loss does")
             total, count = result
             num_counted.add_(count)
             return total / targets.numel()
 
-        options: dict[str, Any] = dict(
-            targets=targets, loss=loss_of, tied=self.tied, trace=self.trace
+        loss = pipeline.run(
+            schedule,
+            self.chunks,
+            self.groups,
+            inputs,
+            targets=targets,
+            loss=loss_of,
+            tied=self.tied,
+            trace=self.trace,
+            average=average,
+            reduce_every_micro_batch=self.config.zero_stage >= 2,
+            activation=self.models[0].activation_spec(inputs[0]),
+            ignore_index=None,  # `loss_of` counts
         )
-        options |= dict(average=average, reduce_every_micro_batch=self.config.zero_stage >= 2)
-        options["activation"] = self.models[0].activation_spec(inputs[0])
-        options["ignore_index"] = None  # `loss_of` counts
-        loss = pipeline.run(schedule, self.chunks, self.groups, inputs, **options)
-        loss = torch.zeros((), device=local_device()) if loss is None else loss
+        if loss is None:  # it is on the ranks of the last stage
+            loss = torch.zeros((), device=local_device())
         return loss.double() / self.groups.dp_cp.size(), num_counted
 
     def loss(
@@ -324,31 +365,28 @@ class Trainer:
 
     def rows(self) -> range:
         """Return which rows of a batch this rank's replica has."""
-        return rows_of_replica(
-            self.config.batch_size, self.groups.layout.dp_size, self.groups.coords.dp
-        )
+        dp_size = self.groups.layout.dp_size
+        return rows_of_replica(self.config.batch_size, dp_size, self.groups.coords.dp)
 
     def micro_batches(self, first_sample: int) -> Batch:
         """Return this rank's part of the batch that starts with a sample."""
-        samples = [
-            self.text.sample(first_sample + row, self.config.seq_length + 1) for row in self.rows()
-        ]
-        tokens = torch.stack([torch.from_numpy(sample) for sample in samples])
+        config = self.config
+        numbers = [first_sample + row for row in self.rows()]
+        samples = [self.dataset.sample(number, config.seq_length + 1) for number in numbers]
+        tokens = torch.stack([torch.from_numpy(sample) for sample in samples])  # [rows, seq + 1]
+        cp = self.groups.cp
+        held = positions(config.seq_length, cp.size(), cp.rank(), config.zigzag)
         # Before the cut: what comes next may be on a different rank
-        shifted = tokens[:, :-1], tokens[:, 1:]
-        held = positions(
-            self.config.seq_length, self.groups.cp.size(), self.groups.cp.rank(), self.config.zigzag
-        )
-        inputs, targets = (
-            each[:, held].to(local_device()).split(self.config.micro_batch_size) for each in shifted
-        )
-        return inputs, targets
+        inputs = tokens[:, :-1][:, held].to(local_device())  # [rows, seq/c]
+        targets = tokens[:, 1:][:, held].to(local_device())
+        return inputs.split(config.micro_batch_size), targets.split(config.micro_batch_size)
 
     def wrap(self, model: ParallelGPT) -> DataParallelBase:
         """Return a chunk of the model whose gradients are averaged, divided as far as the ZeRO
         stage says.
         """
-        stage, groups = self.config.zero_stage, self.groups
+        stage = self.config.zero_stage
+        groups = self.groups
         if stage == 0:
             return DataParallel(model, groups.shard)
         options: dict = dict(
@@ -360,25 +398,19 @@ class Trainer:
     def make_optimizer(self) -> Optimizer:
         """Return AdamW, with weight decay for matrices only, and master weights for bfloat16."""
         config = self.config
-        matrices = [
-            parameter for parameter in self.parameters if len(shape_before_flat(parameter)) > 1
-        ]
-        others = [
-            parameter for parameter in self.parameters if len(shape_before_flat(parameter)) <= 1
-        ]
+        matrices = []
+        others = []
+        for parameter in self.parameters:
+            if len(shape_before_flat(parameter)) > 1:
+                matrices.append(parameter)
+            else:
+                others.append(parameter)
         param_groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
-        adamw = partial(
-            AdamW,
-            lr=config.learning_rate,
-            betas=(0.9, 0.95),
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
-        return (
-            MasterWeights(param_groups, adamw)
-            if config.precision == "bfloat16"
-            else adamw(param_groups)
-        )
+        options: dict[str, Any] = dict(lr=config.learning_rate, weight_decay=config.weight_decay)
+        adamw = partial(AdamW, betas=(0.9, 0.95), fused=True, **options)
+        if config.precision == "bfloat16":
+            return MasterWeights(param_groups, adamw)
+        return adamw(param_groups)
 
     def _all_over_counted(self, batch: Batch, num_counted: int) -> float:
         """Return the number of all targets of the whole batch, divided by the number of those that
@@ -386,9 +418,8 @@ class Trainer:
         """
         num_targets = sum(targets.numel() for targets in batch[1]) * self.groups.dp_cp.size()
         if num_counted == 0:
-            fault = (
-                f"after step {self.steps_done}: none of the {num_targets} targets of a batch counts"
-            )
+            found = f"none of the {num_targets} targets of a batch counts"
+            fault = f"after step {self.steps_done}: {found}"
             raise ValueError(f"{fault}: a loss needs at least one that is not -100")
         return num_targets / num_counted
 

@@ -41,24 +41,20 @@ def world(one_queue: bool = False, posts_receives: bool = True) -> Iterator[None
         yield
         return  # whoever brought it up takes it down
     check_launcher(os.environ)
-    store, rank, world_size = meet(os.environ) if "RANK" in os.environ else (HashStore(), 0, 1)
+    store, rank, world_size = meet(os.environ)
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     torch.set_num_threads(num_threads(ranks_here, os.environ))
     prepare_gpu(one_queue, posts_receives)  # before CUDA is asked for anything
-    store.set(f"gpu {rank}", str(torch.cuda.device_count() >= ranks_here))
-    on_gpu = all(
-        seen == b"True" for seen in store.multi_get([f"gpu {each}" for each in range(world_size)])
-    )
+    has_gpu = torch.cuda.device_count() >= ranks_here
+    on_gpu = _on_all_ranks(has_gpu, store, rank, world_size)
     if world_size > 1 and not on_gpu:
         take_turns()
-    dist.init_process_group(
-        "nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size
-    )
+    backend = "nccl" if on_gpu else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     if on_gpu:
         torch.cuda.set_device(local_device())
-    dist.distributed_c10d._get_default_store().set(
-        f"{PROCESS} {rank}", f"{_machine()} {os.getpid()}"
-    )
+    process = f"{_machine()} {os.getpid()}"
+    dist.distributed_c10d._get_default_store().set(f"{PROCESS} {rank}", process)
     has_failed = True
     try:
         yield
@@ -66,6 +62,13 @@ def world(one_queue: bool = False, posts_receives: bool = True) -> Iterator[None
     finally:
         if not (has_failed and on_gpu):  # it would wait for messages that never come
             dist.destroy_process_group()
+
+
+def _on_all_ranks(has_gpu: bool, store: Store, rank: int, world_size: int) -> bool:
+    """Return whether every rank has a GPU; no process group is up yet."""
+    store.set(f"gpu {rank}", str(has_gpu))
+    answers = store.multi_get([f"gpu {peer}" for peer in range(world_size)])
+    return all(answer == b"True" for answer in answers)
 
 
 def check_launcher(environment: Mapping[str, str]) -> None:
@@ -89,19 +92,20 @@ def meet(environment: Mapping[str, str]) -> tuple[Store, int, int]:
     """Return the store in which the ranks of this run meet, this rank's number, and the number of
     ranks.
     """
+    if "RANK" not in environment:  # alone
+        return HashStore(), 0, 1
     address = environment.get("MASTER_ADDR")
     try:
         socket.getaddrinfo(address, None)  # torch would ask again and again for half an hour
         store, rank, world_size = next(rendezvous("env://"))
     except (ValueError, OSError) as error:
-        fault = (
-            f"RANK={environment['RANK']} is set, but rank 0 cannot be found at "
-            f"MASTER_ADDR={address} ({error})"
-        )
+        where = f"MASTER_ADDR={address} ({error})"
+        fault = f"RANK={environment['RANK']} is set, but rank 0 cannot be found at {where}"
         way_out = "start the ranks with torchrun, or unset RANK to train alone"
         raise ValueError(f"{fault}: {way_out}") from error
-    shared = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return fresh(store, rank, world_size) if shared else store, rank, world_size
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        store = fresh(store, rank, world_size)
+    return store, rank, world_size
 
 
 def fresh(store: Store, rank: int, world_size: int) -> Store:
@@ -113,13 +117,16 @@ def fresh(store: Store, rank: int, world_size: int) -> Store:
     """
     ticket = secrets.token_hex(8)
     if rank == 0:
+        name = ticket
         waiting = set(range(1, world_size))
         while waiting:
-            for each in waiting:
-                store.set(f"name for {store.get(f'ticket of {each}').decode()}", ticket)
+            for peer in waiting:
+                # It may be the ticket of a rank that has died, so look again
+                ticket_of_peer = store.get(f"ticket of {peer}").decode()
+                store.set(f"name for {ticket_of_peer}", name)
             time.sleep(0.01)
-            waiting = {each for each in waiting if not store.check([f"{ticket} has {each}"])}
-        return PrefixStore(ticket, store)
+            waiting = {peer for peer in waiting if not store.check([f"{name} has {peer}"])}
+        return PrefixStore(name, store)
     store.set(f"ticket of {rank}", ticket)
     name = store.get(f"name for {ticket}").decode()
     store.set(f"{name} has {rank}", "")
@@ -152,10 +159,12 @@ def check_same_options(config: TrainConfig | str, spelled: Mapping[str, str] | N
     if fault := next(filter(None, faults), None):
         raise ValueError(fault)
     assert isinstance(config, TrainConfig)
-    spelled = spelled or {field.name: field.name for field in fields(config)}
-    mine = {spelled[field.name]: repr(getattr(config, field.name)) for field in fields(config)}
-    mine["the content of text"] = config.make_dataset().fingerprint
-    check_alike(mine, "start every rank with the same options")
+    facts = {}
+    for field in fields(config):
+        name = spelled[field.name] if spelled else field.name
+        facts[name] = repr(getattr(config, field.name))
+    facts["the content of text"] = config.make_dataset().fingerprint
+    check_alike(facts, "start every rank with the same options")
 
 
 def check_tokens(config: TrainConfig) -> None:
@@ -170,15 +179,18 @@ def check_tokens(config: TrainConfig) -> None:
     dataset = config.make_dataset()
     if config.tokens is None or not isinstance(dataset, TokenFile):
         return
+    count = 0
+    fault = ""
     try:
-        found = dataset.check(dist.get_rank(), dist.get_world_size(), CHECK_SECONDS), ""
+        count = dataset.check(dist.get_rank(), dist.get_world_size(), CHECK_SECONDS)
     except (ValueError, OSError) as error:
-        found = 0, str(error)
-    everywhere: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, found)
-    if fault := next((fault for _, fault in everywhere if fault), None):
-        raise ValueError(fault)
-    num_checked = sum(count for count, _ in everywhere)
+        fault = str(error)
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, (count, fault))
+    faults = [fault for _, fault in of_ranks if fault]
+    if faults:
+        raise ValueError(faults[0])
+    num_checked = sum(count for count, _ in of_ranks)
     if num_checked < dataset.num_tokens and local_rank() == 0:
         share = f"{num_checked / dataset.num_tokens:.0%} of {config.tokens}"
         print(f"{share} is checked; the rest will be as it is read", flush=True)
@@ -192,19 +204,17 @@ def describe_lost_peer(checkpoint_dir: str | None) -> str:
     """Return which ranks are gone, and where a restart goes on."""
     from labtrain import checkpoint
 
-    store, silent = dist.distributed_c10d._get_default_store(), "0"
-    # The store is gone, with rank 0, or with the first node's torchrun
+    store = dist.distributed_c10d._get_default_store()
+    silent = "0"  # if the store is gone: with rank 0, or with the first node's torchrun
     with suppress(RuntimeError):
         silent = ", ".join(map(str, silent_ranks(store)))
         # All ranks say what one has found
         silent = store.compare_set("labtrain silent", "", silent).decode()
     who = f" (no answer from rank {silent})" if silent else ""
     newest = checkpoint.newest(checkpoint_dir) if checkpoint_dir else None
-    then = (
-        f"with --resume, a restart goes on after {newest.name}"
-        if newest
-        else "no checkpoint is there to resume"
-    )
+    then = "no checkpoint is there to resume"
+    if newest:
+        then = f"with --resume, a restart goes on after {newest.name}"
     return f"a peer is gone{who}, so the other ranks end: {then}"
 
 
@@ -215,20 +225,23 @@ def silent_ranks(store: Store) -> list[int]:
     machine sees that its process has ended; or if nobody can see that, when there is no news for
     long.
     """
-    there, gone = "labtrain is there", "labtrain is gone"
+    there = "labtrain is there"
+    gone = "labtrain is gone"
     store.set(f"{there} {dist.get_rank()}", "")
-    unknown, ended = set(range(dist.get_world_size())), set()
+    unknown = set(range(dist.get_world_size()))
+    ended = set()
     deadline = time.monotonic() + PATIENCE_SECONDS
     while unknown and time.monotonic() < deadline:
         time.sleep(0.02)
         answered = {rank for rank in unknown if store.check([f"{there} {rank}"])}
-        seen = {rank for rank in unknown - answered if _has_ended(store, rank)}
-        for rank in seen:
-            store.set(f"{gone} {rank}", "")
-        told = {rank for rank in unknown - answered if store.check([f"{gone} {rank}"])}
-        ended |= told
-        unknown -= answered | told
-        if answered or told:
+        unknown -= answered
+        for rank in unknown:
+            if _has_ended(store, rank):
+                store.set(f"{gone} {rank}", "")
+        reported = {rank for rank in unknown if store.check([f"{gone} {rank}"])}
+        unknown -= reported
+        ended |= reported
+        if answered or reported:  # news: wait for more
             deadline = time.monotonic() + PATIENCE_SECONDS
     return sorted(ended | unknown)
 
@@ -263,47 +276,58 @@ def say_once(text: str, restart_helps: bool = False) -> None:
     an error. No exit code keeps it from restarting them: if that would end in the same way, one
     rank of each node tells it to stop.
     """
-    store, world_size = HashStore(), 1
+    store: Store = HashStore()
+    world_size = 1
     if dist.is_initialized():
-        store, world_size = dist.distributed_c10d._get_default_store(), dist.get_world_size()
-
-    def is_first(key: str, if_gone: bool) -> bool:
-        try:
-            return store.add(f"labtrain {key}", 1) == 1
-        except RuntimeError:  # the store has gone, with the rank that kept it
-            return if_gone
-
-    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
-    stops_torchrun = not restart_helps and restarts > int(
-        os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
-    )
-    text += (
-        "\n(A restart would end in the same way, so torchrun is told to stop.)"
-        if stops_torchrun
-        else ""
-    )
+        store = dist.distributed_c10d._get_default_store()
+        world_size = dist.get_world_size()
+    stops_torchrun = not restart_helps and _may_restart()
+    if stops_torchrun:
+        text += "\n(A restart would end in the same way, so torchrun is told to stop.)"
     node = os.environ.get("GROUP_RANK", "0")
-    is_said_here = is_first(
-        f"says {zlib.crc32(text.encode())} on node {node}", if_gone=restart_helps
-    )
-    stops_here = stops_torchrun and is_first(f"stops node {node}", if_gone=False)
+    message = f"says {zlib.crc32(text.encode())} on node {node}"
+    is_said_here = _is_first(store, message, if_gone=restart_helps)
+    stops_here = stops_torchrun and _is_first(store, f"stops node {node}", if_gone=False)
     if is_said_here:
         print(text, file=sys.stderr, flush=True)
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
-        about = {
-            "message": text if is_said_here else "as on another rank",
-            "timestamp": int(time.time()),
-        }
-        # Torchrun takes the earliest as the root cause, and shows it last
-        about["timestamp"] += not is_said_here
-        Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(about))
-    with suppress(RuntimeError):
-        left, deadline = store.add("labtrain left", 1), time.monotonic() + 2.0
-        while left < world_size and time.monotonic() < deadline:
-            time.sleep(0.02)
-            left = store.add("labtrain left", 0)
+        _tell_torchrun(text if is_said_here else "")
+    _leave_together(store, world_size)
     if stops_here:
         os.kill(os.getppid(), signal.SIGTERM)
     if stops_torchrun:
         # Torchrun stops this rank, too; if it came to an end first, torchrun might restart it
         time.sleep(60)
+
+
+def _may_restart() -> bool:
+    """Whether torchrun would restart the ranks once more."""
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
+    return restarts > int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+
+
+def _is_first(store: Store, what: str, if_gone: bool) -> bool:
+    """Whether this rank is the first to do something; ``if_gone`` is the answer without a store."""
+    try:
+        return store.add(f"labtrain {what}", 1) == 1
+    except RuntimeError:  # the store has gone, with the rank that kept it
+        return if_gone
+
+
+def _tell_torchrun(text: str) -> None:
+    """Write what torchrun reports of this rank; an empty text if another rank says it."""
+    about = {"message": text or "as on another rank", "timestamp": int(time.time())}
+    if not text:
+        # Torchrun takes the earliest as the root cause, and shows it last
+        about["timestamp"] += 1
+    Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(about))
+
+
+def _leave_together(store: Store, world_size: int) -> None:
+    """Wait until all ranks are about to leave, but not for long."""
+    deadline = time.monotonic() + 2.0
+    with suppress(RuntimeError):
+        left = store.add("labtrain left", 1)
+        while left < world_size and time.monotonic() < deadline:
+            time.sleep(0.02)
+            left = store.add("labtrain left", 0)

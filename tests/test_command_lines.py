@@ -66,7 +66,7 @@ def trained(options, world_size, monkeypatch):
         return config or ""  # a text, or nothing after --help
     try:
         if world_size := config.check or world_size:
-            config.fitted(world_size).make_schedule(world_size)
+            config.resize_to(world_size).make_schedule(world_size)
     except ValueError as error:
         return str(error)
     return ""

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 TINY = "--steps 3 --seq-length 8 --hidden-size 16 --num-layers 2 --batch-size 8 --micro-batch-size 2 --warmup-steps 2"
 SIX = f"{TINY} --steps 6 --log-interval 1"
 TRAIN_IN_FORKS = ["--run-path", "--start-method", "fork", str(ROOT / "labtrain/__main__.py")]

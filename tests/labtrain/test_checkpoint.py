@@ -25,7 +25,7 @@ from torch.distributed.checkpoint import filesystem, state_dict_saver
 
 from course.stream import stream
 from labkit.launch import RankFailed, World, launch, linux
-from labtrain import checkpoint, steps, train, training
+from labtrain import checkpoint, export, steps, train, training
 from labtrain.checkpoint_tensors import SlicedTensor, tensors_of
 from tests.labtrain.tiny import TINY, TODAY, numbers
 
@@ -300,7 +300,7 @@ def test_a_folder_of_something_else_is_refused(refusal, tmp_path, content):
     (tmp_path / "step_00000007").mkdir()
     (tmp_path / "step_00000007" / checkpoint.DESCRIPTION).write_text(content)
     text = refusal(saves_in(tmp_path))
-    assert "step_00000007/labkit.json is not the description of a labkit checkpoint" in text
+    assert "step_00000007/labkit.json is not the description of a labtrain checkpoint" in text
 
 
 def test_a_checkpoint_of_other_tensors_is_refused(two_steps_saved, refusal, tmp_path):
@@ -680,11 +680,48 @@ def test_a_checkpoint_of_an_older_version_is_refused_by_name(two_steps_saved, re
     about = json.loads(path.read_text())
     del about[name], about["checksum"]
     path.write_text(json.dumps(about | {"checksum": zlib.crc32(json.dumps(about).encode())}))
-    said = f"{path.parent} was written by an older version of labkit, without {name}: use the version that wrote it, or"
+    said = f"{path.parent} was written by an older version of labtrain, without {name}: use the version that wrote it"
     assert refusal(saves_in(tmp_path, num_layers=1, steps=3)).startswith(said)
     capsys.readouterr()
     assert checkpoint.main(str(tmp_path)) == 1
     assert capsys.readouterr().out.startswith(said)
+
+
+def as_a799b4f_wrote_it(path):
+    """Give a description the names that options had in that version, and what it said of the versions that wrote it."""
+    about = json.loads(path.read_text())
+    options = about["options"]
+    options["balanced"] = options.pop("zigzag")
+    options["bias_update_rate"] = options.pop("expert_bias_update_rate")
+    options["context_parallel"] = {"all_gather": "gathered"}.get(options["context_parallel"], "ring")
+    del options["gpu_memory_gib"], about["checksum"]
+    about["written_by"] = {"torch": "2.13.0", "python": "3.11.7", "commit": "a799b4f"}
+    path.write_text(json.dumps(about | {"checksum": zlib.crc32(json.dumps(about).encode())}))
+
+
+def test_a_checkpoint_of_a799b4f_resumes_and_only_what_differs_is_said(worlds, tmp_path, capsys):
+    options = dict(num_layers=1, num_experts=2, cp_size=2, context_parallel="all_gather", zigzag=False)
+    config = saves_in(tmp_path, steps=2, **options, expert_bias_update_rate=0.25)
+    worlds[2].run(train, config)
+    as_a799b4f_wrote_it(tmp_path / "step_00000002" / checkpoint.DESCRIPTION)
+    assert checkpoint.main(str(tmp_path)) == 0
+    assert '"balanced": false' in capsys.readouterr().out
+    steps = worlds[2].run(train, replace(config, steps=3))[0]
+    assert [step.step for step in steps] == [3]
+    assert "step_00000002. From here on steps is 3 instead of 2\n" in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "step_00000003")
+    changed = replace(config, steps=3, zigzag=True, context_parallel="ring", expert_bias_update_rate=0.5)
+    worlds[2].run(train, changed)
+    said = "From here on context_parallel is ring instead of all_gather, "
+    said += "expert_bias_update_rate is 0.5 instead of 0.25, steps is 3 instead of 2, zigzag is True instead of False\n"
+    assert said in capsys.readouterr().out
+
+
+def test_a_checkpoint_of_a799b4f_is_exported(worlds, tmp_path):
+    worlds[2].run(train, saves_in(tmp_path / "run", steps=1, num_layers=1))
+    as_a799b4f_wrote_it(tmp_path / "run" / "step_00000001" / checkpoint.DESCRIPTION)
+    said = export.export(tmp_path / "run", tmp_path / "model")
+    assert said.endswith("parameters in float64, of step_00000001")
 
 
 # -- what only some ranks see ------------------------------------------------------------------------------------------

@@ -119,10 +119,10 @@ def test_how_many_layers_each_stage_has():
     listed = replace(TINY, pp_size=2, stage_layers=np.array([1, 3]))
     assert listed == replace(TINY, pp_size=2, stage_layers=[1, 3])
     assert listed.stage_layers == listed.layers_per_stage == (1, 3)
-    fitted = replace(listed, fit_ranks=True, tp_size=2).fitted(2)  # a list is for its number of stages
-    assert (fitted.tp_size, fitted.pp_size) == (1, 2)
+    resized = replace(listed, fit_ranks=True, tp_size=2).resize_to(2)  # a list is for its number of stages
+    assert (resized.tp_size, resized.pp_size) == (1, 2)
     with pytest.raises(ValueError, match="fit 3 ranks: use 2 ranks, or leave out stage_layers, which keep pp_size=2"):
-        replace(listed, fit_ranks=True).fitted(3)
+        replace(listed, fit_ranks=True).resize_to(3)
     both = dict(account_for_embedding_in_pipeline_split=True, account_for_loss_in_pipeline_split=True)
     assert replace(TINY, num_layers=6, pp_size=4, **both).layers_per_stage == (1, 2, 2, 1)
     assert replace(TINY, pp_size=4).layers_per_stage == (1, 1, 1, 1)
@@ -156,18 +156,18 @@ def test_sizes_that_fit_the_ranks_that_are_left(world_size, batch_size, sizes):
     """tp and then cp keep what they can, pp grows before it shrinks, and what remains must share the batch."""
     asked = replace(TINY, tp_size=2, cp_size=2, pp_size=2, batch_size=batch_size)
     config = replace(asked, fit_ranks=True)
-    fitted = config.fitted(world_size)
-    assert (fitted.tp_size, fitted.cp_size, fitted.pp_size) == sizes
-    assert fitted.layout(world_size).world_size == world_size
-    assert (fitted is config) == (sizes == (2, 2, 2))
-    assert asked.fitted(world_size) is asked
+    resized = config.resize_to(world_size)
+    assert (resized.tp_size, resized.cp_size, resized.pp_size) == sizes
+    assert resized.layout(world_size).world_size == world_size
+    assert (resized is config) == (sizes == (2, 2, 2))
+    assert asked.resize_to(world_size) is asked
 
 
 def test_ranks_that_no_sizes_fit():
     config = replace(TINY, tp_size=2, pp_size=2, fit_ranks=True)
     with pytest.raises(ValueError, match="no tp, cp and pp fit 10 ranks: use 8 ranks"):
-        config.fitted(10)
+        config.resize_to(10)
     with pytest.raises(
         ValueError, match="no tp, cp and pp fit 2 ranks: use a batch_size that micro_batch_size divides"
     ):
-        replace(config, batch_size=7).fitted(2)
+        replace(config, batch_size=7).resize_to(2)

@@ -69,7 +69,7 @@ class PlainGPT:
     """The oracle: the whole model on the whole batch, every expert on every token; GPT-2's form, softmax, k > 1."""
 
     def __init__(self, config):
-        self.config, self.text = config, config.make_dataset()
+        self.config, self.dataset = config, config.make_dataset()
         start = ParallelGPT(config.shape, group_of_one(), seed=config.seed, dtype=torch.float64)
         self.weights = {name: p.detach().clone().requires_grad_() for name, p in start.named_parameters()}
         self.biases = [torch.zeros(config.num_experts, dtype=torch.float64) for _ in range(config.num_layers)]
@@ -77,7 +77,7 @@ class PlainGPT:
     def forward(self, first, rows):
         """The cross-entropy of some rows, the losses of the routers, and how often each expert was chosen."""
         config, w = self.config, self.weights
-        samples = [self.text.sample(first + row, config.seq_length + 1) for row in rows]
+        samples = [self.dataset.sample(first + row, config.seq_length + 1) for row in rows]
         tokens = torch.stack([torch.from_numpy(sample) for sample in samples])
         x, extra, loads = w["embedding.weight"][tokens[:, :-1]] + w["positions"], 0.0, []
         for i in range(config.num_layers):

@@ -241,5 +241,5 @@ def test_an_export_says_what_it_has_not_found(one_rank, tmp_path):
     ],
 )
 def test_a_name_on_the_hub_is_told_from_a_folder(name, said):
-    with pytest.raises(ValueError, match=f"^{name} is not a folder here, and labkit downloads nothing: .*{said}"):
+    with pytest.raises(ValueError, match=f"^{name} is not a folder here, and labtrain downloads nothing: .*{said}"):
         TrainConfig(init_from=name)

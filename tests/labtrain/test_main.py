@@ -206,7 +206,7 @@ def test_a_peer_that_goes_before_all_have_met_is_said_in_a_line(command, monkeyp
 
 def test_torch_does_not_warn_of_a_lost_peer_in_frames_of_cpp():
     lose = """
-import labtrain
+from labtrain import TrainConfig
 from torch.distributed import TCPStore
 server = TCPStore("127.0.0.1", 0, is_master=True)
 client = TCPStore("127.0.0.1", server.port, is_master=False)

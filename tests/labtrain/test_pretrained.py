@@ -288,10 +288,10 @@ NORM = "model.layers.1.input_layernorm.weight"
 FAULTS = {
     "architecture": (
         lambda f: edited(f, model_type="bert"),
-        "model_type='bert' is an architecture that labkit does not",
+        "model_type='bert' is an architecture that labtrain does not",
     ),
     "option": (lambda f: edited(f, hidden_act="relu"), "hidden_act='relu' is not computed by labtrain's model"),
-    "no folder": (shutil.rmtree, r"is not a folder here, and labkit downloads nothing: name a folder that transf"),
+    "no folder": (shutil.rmtree, r"is not a folder here, and labtrain downloads nothing: name a folder that transf"),
     "no config": (lambda f: (f / "config.json").unlink(), r"config\.json cannot be read \(No such file"),
     "no json": (lambda f: (f / "config.json").write_text("{"), r"config\.json cannot be read \(Expecting"),
     "a list": (lambda f: (f / "config.json").write_text("[1]"), r"config\.json cannot be read"),
