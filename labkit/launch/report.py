@@ -191,7 +191,8 @@ def _what_happened(failure: Failure) -> str:
     if failure.kind == "SystemExit":
         call = f"called sys.exit({failure.text})"
     learners, labs = user_frames(failure.frames)
-    stack = [f"    at {describe(frame)}" for frame in learners + labs[-1:] or failure.frames[-1:]]
+    frames = learners + labs[-1:] or failure.frames[-1:]
+    stack = [f"    at {describe(frame)}" for frame in frames]
     if len(stack) > _MOST_LINES:  # a recursion, say
         stack[2 : 4 - _MOST_LINES] = [f"    ... {len(stack) - _MOST_LINES + 2} calls more"]
     return "\n".join([call, *stack])

@@ -67,7 +67,7 @@ class Look:
         """
         if rank not in self.snapshots:
             return False
-        first_thread = self.threads(rank)[:1]  # none if the rank has returned
+        first_thread = self.threads(rank)[:1]  # none, if the rank has returned and left no other
         return any(thread.state == "waits" for thread in first_thread)
 
     def standing(self) -> list[tuple[int, Standing]]:

@@ -247,9 +247,11 @@ class _ColumnLinear(torch.autograd.Function):
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight = ctx.saved_tensors
         need_x, need_weight, need_bias, *_ = needed_gradients(ctx)
-        rows = grad.reshape(-1, grad.size(-1))
+        rows = grad.reshape(-1, grad.size(-1))  # [tokens, out/t]
         grad_x = grad_weight = grad_bias = None
         shards = gather_work = reduce_work = None
+        # Messages first, so that they travel while this rank computes: x while it computes the
+        # gradient of x, and that gradient while it computes the one of the weight.
         if need_weight and ctx.sequence_parallel:
             shards, gather_work = start_all_gather(x, ctx.group)
         if need_x:
