@@ -376,12 +376,13 @@ class TrainConfig:
 
     def _check_experts(self, shape: GPT) -> None:
         """Check what the layers with experts would, before any rank starts."""
+        balance = self.balance  # which checks its own fields
         factor = self.capacity_factor
         if factor is not None and not (isinstance(factor, Real) and 0 < float(factor) < math.inf):
             fault = f"capacity_factor={factor!r} must be a number above 0"
             raise ValueError(f"{fault}: leave it out to drop no token")
         if shape.num_experts is None:
-            for name in (*asdict(self.balance), *OF_EXPERTS):
+            for name in (*asdict(balance), *OF_EXPERTS):
                 if getattr(self, name) != getattr(TrainConfig, name):
                     fault = f"{name}={getattr(self, name)!r} is for experts"
                     raise ValueError(f"{fault}: give num_experts too, or leave {name} out")

@@ -451,13 +451,13 @@ def test_a_shard_size_that_does_not_fit_the_experts_says_which_would():
 def test_fit_ranks_keeps_a_shard_size_that_fits_the_experts_too():
     """Else all ranks share the shards: of fewer, each would hold more."""
     config = replace(MOE, ep_size=4, micro_batch_size=1, fit_ranks=True, batch_size=24, **OF_FOUR)
-    sizes = [(each.ep_size, each.shard_size) for each in map(config.fitted, (8, 12, 6, 4, 2))]
+    sizes = [(each.ep_size, each.shard_size) for each in map(config.resize_to, (8, 12, 6, 4, 2))]
     assert sizes == [(4, 4), (4, 4), (2, None), (4, 4), (2, None)]
 
 
 def test_fit_ranks_keeps_as_many_expert_ranks_as_fit():
     config = replace(MOE, ep_size=4, tp_size=2, expert_tp_size=1, fit_ranks=True, batch_size=24)
-    sizes = [(each.tp_size, each.ep_size, each.pp_size) for each in map(config.fitted, (8, 6, 4, 3))]
+    sizes = [(each.tp_size, each.ep_size, each.pp_size) for each in map(config.resize_to, (8, 6, 4, 3))]
     assert sizes == [(2, 4, 1), (2, 2, 1), (2, 4, 1), (1, 1, 1)]
 
 

@@ -19,6 +19,7 @@ def when_gradients_leave(zero_stage):
     operation, begun = "reduce_scatter" if zero_stage else "all_reduce", []
     with training(replace(CONFIG, zero_stage=zero_stage)) as trainer:
         if zero_stage == 0:  # the model is so small that one bucket would have all of it
+            trainer.chunks.clear()  # a parameter has one wrapper
             trainer.chunks = [DataParallel(model, trainer.groups.dp_cp, bucket_bytes=0) for model in trainer.models]
         trainer.trace = trace = Trace(trainer.groups.rank)
         first_layer = trainer.models[0].layers["0"]
