@@ -16,8 +16,8 @@ import os
 from course.exercises.group_layout import rank_to_coordinates as exercise
 from course.exercises.flawed_layers import case_a
 from course.museum import museum
-import course
-print(course.__file__)
+import course, labkit, labtrain
+print(*(package.__file__ for package in (course, labkit, labtrain)))
 exercise.check(exercise.solution_function)
 for each in (exercise, case_a, museum.case(1)):
     print(repr(each.solution()))
@@ -50,6 +50,12 @@ def test_it_has_every_notebook_without_outputs_and_answers(handout):
         ]
 
 
+def test_no_page_links_to_what_is_left_out(handout):
+    for page in handout.rglob("*.md"):
+        links = [link.partition("#")[0] for link in LINK.findall(page.read_text()) if "://" not in link]
+        assert not [link for link in links if not (page.parent / link).exists()], page
+
+
 def test_the_answers_are_kept_apart(handout):
     answers = (handout.parent / "answers.md").read_text()
     sources = [cell.source for path in NOTEBOOKS for cell in nbformat.read(path, as_version=4).cells]
@@ -69,7 +75,9 @@ def test_checks_run_and_solutions_are_kept_until_opened(handout):
     run = subprocess.run([sys.executable, "-c", TRY], cwd=handout, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     where, verdict, *kept, has_code, opened = run.stdout.replace("\n\n", "\n").split("\n", 6)
-    assert where == str(handout / "course" / "__init__.py") and "correct" in verdict
+    packages = ("course", "labkit", "labtrain")
+    assert where.split() == [str(handout / package / "__init__.py") for package in packages]
+    assert "correct" in verdict
     assert len(kept) == 3 and all(each.startswith("Solution: Your instructor has the solutions.") for each in kept)
     assert has_code == "True" and opened.startswith("def my_coordinates(")
 

@@ -15,7 +15,7 @@ from course.working_copy import hide_answers, within
 from labtrain.command_line import run_command
 
 ROOT = Path(__file__).parents[2]
-COPIED = ["Start_Here.ipynb", "notebooks", "pics", "labkit", "course"]
+COPIED = ["Start_Here.ipynb", "notebooks", "pics", "labkit", "labtrain", "course"]
 COPIED += ["README.md", "CONTRIBUTING.md", "LICENSE", "NOTICE"]
 COPIED += ["Dockerfile", "Makefile", "pyproject.toml", "requirements.txt"]
 LEFT_OUT = ["quiz", "publish", "servers.md", "__pycache__", ".ipynb_checkpoints", "checkpoints", "*_trace.json"]
@@ -40,8 +40,8 @@ def make_handout(folder: Path) -> str:
         notebook = nbformat.read(path, as_version=4)
         answers += clear(notebook, path)
         nbformat.write(notebook, path)
-    readme = folder / "README.md"
-    readme.write_text(_without_dead_links(readme.read_text(), folder))
+    for page in folder.rglob("*.md"):
+        page.write_text(_without_dead_links(page.read_text(), page.parent))
     return "\n\n".join(answers)
 
 
