@@ -110,7 +110,7 @@ def generate(
                     [new],
                     loss=choose,
                     ignore_index=None,
-                    activation=known,
+                    activation_spec=known,
                 )
                 dist.broadcast(chosen, group=groups.pp, group_src=groups.layout.pp_size - 1)
             else:

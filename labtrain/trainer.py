@@ -299,7 +299,7 @@ class Trainer:
             targets=targets, loss=loss_of, tied=self.tied, trace=self.trace
         )
         options |= dict(average=average, reduce_every_micro_batch=self.config.zero_stage >= 2)
-        options["activation"] = self.models[0].activation_spec(inputs[0])
+        options["activation_spec"] = self.models[0].activation_spec(inputs[0])
         options["ignore_index"] = None  # `loss_of` counts
         loss = pipeline.run(schedule, self.chunks, self.groups, inputs, **options)
         loss = torch.zeros((), device=local_device()) if loss is None else loss

@@ -3,7 +3,6 @@
 import re
 import time
 from collections import Counter
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -25,9 +24,7 @@ from labkit.schedules import FORWARD, dualpipe_v, gpipe, interleaved, one_f_one_
 from labkit.shape import GPT
 from labkit.tensor_parallel import shard_like
 from labkit.timeline.trace import Trace
-from labtrain import steps
 from labtrain.model import ParallelGPT
-from tests.labtrain.tiny import TINY
 from tests.support.pipelines import assert_same, even, every_schedule, mean_square, model_chunks, parity, run_stage
 from tests.support.schedules import KINDS, own
 
@@ -101,8 +98,9 @@ def step_of_gpt(schedule, chunks, replicas, tied, groups: ProcessGroups, inputs,
     def loss(logits, target):
         return chunks[-1].loss(logits, target).mean()
 
+    options = {"loss": loss, "tied": tied, "activation_spec": chunks[0].activation_spec(inputs[0])}
     with replicas[0].no_sync(), replicas[-1].no_sync():
-        total = pipeline.run(schedule, chunks, groups, inputs, targets=targets, loss=loss, tied=tied)
+        total = pipeline.run(schedule, chunks, groups, inputs, targets=targets, **options)
     if sync:
         for replica in replicas:
             replica.sync_gradients()
@@ -326,7 +324,7 @@ def sent_during(schedule):
             now[0] = None
             return result
 
-        whole = model_chunks(schedule.num_stages)
+        whole = model_chunks(schedule.num_stages, square=True)
         numbers = [schedule.stage_of(groups.coords.pp, chunk) for chunk in range(schedule.num_chunks)]
         chunks = [DataParallel(whole[number], groups.dp, bucket_bytes=0) for number in numbers]
         num_buckets = [len(list(chunk.parameters())) for chunk in chunks]
@@ -344,25 +342,3 @@ def test_gradients_leave_during_the_last_backward(on_ranks, schedule):
     """Each in a bucket of its own: all are sent inside the op that completes them, none before or after."""
     for sent, wanted in on_ranks(sent_during, schedule, world_size=4):
         assert sent == wanted
-
-
-# -- the trainer ----------------------------------------------------------------------------------------------------
-
-
-def shape_messages_of_steps():
-    count, isend = 0, dist.isend
-
-    def counted(tensor, *args, **options):
-        nonlocal count
-        count += tensor.dtype == torch.int64
-        return isend(tensor, *args, **options)
-
-    dist.isend = counted
-    for _ in steps(replace(TINY, schedule="interleaved", pp_size=2, num_chunks=2, steps=6)):  # one of them evaluates
-        pass
-    dist.isend = isend
-    return count
-
-
-def test_a_trainer_sends_no_shapes(on_ranks):
-    assert on_ranks(shape_messages_of_steps) == [0, 0]
