@@ -1,8 +1,8 @@
 """Messages as ops: where they stand, and that by NCCL's rules no rank waits for ever.
 
 `check` lets a schedule pass only if its lowered lists come to their end, strictly by NCCL's rules. Here are all named
-schedules of some sizes, and schedules at random; ``python -m tests.labkit.schedules.test_lowered`` looks at all sizes up
-to p = 8 and m = 4p, which takes an hour. What real ranks do by these rules is in tests/labkit/pipeline.
+schedules of some sizes, and schedules at random; ``python -m tests.labkit.schedules.test_lowered`` looks at all sizes
+up to p = 8 and m = 4p. What real ranks do by these rules is in tests/labkit/pipeline.
 """
 
 from collections.abc import Iterator
@@ -105,7 +105,7 @@ def test_receives_that_are_posted_when_needed_would_deadlock(schedule):
 def test_one_queue_for_each_pair_deadlocks_where_receives_are_ahead():
     for schedule in (one_f_one_b(2, 4), interleaved(2, 4, 2), zero_bubble_v(4, 8)):
         check_messages(schedule.name, lowered(schedule, recv_ahead=False), one_queue_per_pair=True)
-        with pytest.raises(ValueError, match="the two ends of queue .* have different orders"):
+        with pytest.raises(ValueError, match=r"the two ends of queue .* have different orders"):
             check_messages(schedule.name, lowered(schedule), one_queue_per_pair=True)
 
 
