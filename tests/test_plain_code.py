@@ -23,7 +23,6 @@ EXCEPTIONS: dict[str, dict[str, int]] = {
     "labkit/launch/server.py": {"parallel assignments": 5},
     "labkit/launch/watchdog.py": {"parallel assignments": 2, "nested conditionals": 1},
     "labkit/launch/wire.py": {"parallel assignments": 2},
-    "labkit/pipeline/worker.py": {"long functions": 1},
     "labtrain/__main__.py": {"parallel assignments": 2},
     "labtrain/checkpoint.py": {"parallel assignments": 8},
     "labtrain/checkpoint_tensors.py": {"parallel assignments": 4},

@@ -5,16 +5,17 @@ receives while a `Stage` computes. A rank waits where it needs what has not come
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from labkit.data_parallel.replicas import DataParallelBase, grad_dtype_of
+from labkit.data_parallel.replicas import DataParallelBase
 from labkit.groups import ProcessGroups
+from labkit.pipeline.averaging import Averaging, all_reduce_tied_grads
 from labkit.pipeline.messages import ActivationSpec, Messages
 from labkit.pipeline.split_backward import split_backward
 from labkit.schedules import (
@@ -29,18 +30,16 @@ from labkit.schedules import (
 from labkit.schedules import check as check_schedule
 from labkit.timeline.trace import Trace
 
+Loss = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+
 
 def run(
     schedule: Schedule,
-    chunks: Sequence[
-        nn.Module
-    ],  # of this rank, in the order of their numbers: tensor in, tensor out
+    chunks: Sequence[nn.Module],  # of this rank, in the order of their numbers
     groups: ProcessGroups,
     inputs: Sequence[torch.Tensor],  # the m micro-batches, [rows, ...], the same on every rank
     *,
-    loss: Callable[
-        [torch.Tensor, torch.Tensor | None], torch.Tensor
-    ],  # a mean, over rows or targets
+    loss: Loss,  # of the last stage's output and a target (or None), the mean over rows or targets
     targets: Sequence[torch.Tensor] | None = None,  # m of them, for the last stage
     ignore_index: int | None = -100,  # the integer target that `loss` leaves out; None: all count
     tied: Sequence[nn.Parameter] = (),  # local copies of a weight that first and last stage share
@@ -53,16 +52,14 @@ def run(
 ) -> torch.Tensor | None:
     """Run one step of a pipeline: forward and backward of all micro-batches.
 
-    Every rank of the pipeline calls it. Gradients are added to ``parameter.grad``; those of
-    ``tied`` weights are summed over the copies. They are those of one process with the whole batch:
-    of the mean loss over all rows, or all targets that count. Returns that mean on the rank of the
-    last stage, None on the others. With ``average``, targets are counted over all replicas, and the
-    mean of what they return is the mean over all of them; where rows count, replicas must have
-    equally many.
+    Every rank of the pipeline calls it. Gradients are added to ``parameter.grad``. They are those
+    of one process with the whole batch: of the mean loss over all rows, or all targets that count.
+    Returns that mean on the rank of the last stage, None on the others. With ``average``, targets
+    are counted over all replicas, and the mean of what they return is the mean over all of them;
+    where rows count, replicas must have equally many.
 
     Raises:
-        ValueError: before any communication, if sizes or chunks do not fit the schedule, or it
-            cannot run.
+        ValueError: before any communication: sizes do not fit, or the schedule cannot run.
     """
     check_schedule(schedule, allow_deadlock)
     _check_arguments(
@@ -76,106 +73,24 @@ def run(
         Stage(chunk, stage, schedule, inputs, targets, loss, ignore_index, average)
         for chunk, stage in zip(chunks, schedule.stages[rank])
     ]
-    with _all_reduce_tied_grads(tied, schedule, groups):
+    with all_reduce_tied_grads(tied, schedule, groups):
         with averaging.postponed():
-            for op in lowered(schedule, recv_ahead)[rank]:
-                if isinstance(op, Message):
-                    messages.do(op)
-                    continue
-                arrived = messages.take(op)
-                with span(op.kind, str(op), op), averaging.during(op):
-                    result = stages[op.chunk].do(op, arrived)
-                messages.give(op, result)
+            _do_all(lowered(schedule, recv_ahead)[rank], stages, messages, averaging, span)
         messages.flush()
         averaging.finish()
     return next((stage.total for stage in stages if stage.is_last), None)
 
 
-class Averaging:
-    """Averages gradients over replicas: in the op that completes those of a chunk, all at once.
-
-    A chunk that is sharded and whose backward is split is averaged after all ops. With
-    ``every_micro_batch``, a chunk sends in each of its backwards.
-    """
-
-    def __init__(
-        self,
-        schedule: Schedule,
-        rank: int,
-        chunks: Sequence[nn.Module],
-        average: bool,
-        every_micro_batch: bool,
-    ):
-        self.every_micro_batch = average and every_micro_batch
-        self.replicas = {
-            index: chunk
-            for index, chunk in enumerate(chunks)
-            if isinstance(chunk, DataParallelBase)
-        }
-        self.last_backward = _last_backwards(schedule, rank) if average else {}
-
-    @contextmanager
-    def postponed(self) -> Iterator[None]:
-        """Let no backward inside the block send gradients, but in `during`."""
-        with ExitStack() as stack:
-            for replica in self.replicas.values():
-                stack.enter_context(replica.no_sync())
-            yield
-
-    def during(self, op: Op) -> AbstractContextManager:
-        """Return a block in which ``op`` sends the gradients that it computes, if it should."""
-        is_last = op == self.last_backward.get(op.chunk)
-        is_early = self.every_micro_batch and op.kind != FORWARD
-        if not (is_last or is_early):
-            return nullcontext()
-        replica = self.replicas[op.chunk]
-        # A W is a backward for each node with weights, and whole units would be reduced after each.
-        if op.kind == WEIGHT_GRADIENT and replica.reduces_whole_units:
-            return nullcontext()
-        return replica.reducing(is_last)
-
-    def finish(self) -> None:
-        """Wait until all gradients are averages."""
-        for index in self.last_backward:
-            self.replicas[index].sync_gradients()
-
-
-def _last_backwards(schedule: Schedule, rank: int) -> dict[int, Op]:
-    """Return the op after which each chunk's gradients are complete."""
-    backwards = [op for op in schedule.ranks[rank] if op.kind != FORWARD]
-    last = {op.chunk: op for op in backwards}
-    # One rank has both ends: the last stage may add to the embedding of the first.
-    if backwards and schedule.end_ranks == {rank}:
-        last[schedule.chunk_of_stage(0)] = backwards[-1]
-    return last
-
-
-@contextmanager
-def _all_reduce_tied_grads(
-    tied: Sequence[nn.Parameter], schedule: Schedule, groups: ProcessGroups
-) -> Iterator[None]:
-    """Give all copies of a shared weight, on this rank and on its partner, the sum of the gradients
-    from this block.
-    """
-    trained = tied if BACKWARD in schedule.kinds else ()
-    earlier: dict[nn.Parameter, torch.Tensor | None] = {}  # in these the copies agree
-    for weight in trained:
-        if weight.requires_grad:
-            # A clone, as a wrapper may reuse the memory
-            earlier[weight] = None if weight.grad is None else weight.grad.clone()
-            weight.grad = None
-    yield
-    if not earlier:
-        return
-    total = torch.zeros_like(tied[0], dtype=grad_dtype_of(tied[0]))
-    for weight in earlier:
-        if weight.grad is not None:
-            total = total + weight.grad
-    if len(schedule.end_ranks) > 1:
-        dist.all_reduce(total, group=groups.embedding)
-    for weight, grad in earlier.items():
-        gradient = total if grad is None else total + grad
-        weight.grad = gradient.clone() if weight.grad is None else weight.grad.copy_(gradient)
+def _do_all(ops: Sequence[Op | Message], stages, messages: Messages, averaging: Averaging, span):
+    """Do what one rank has to do, in its order: messages, and passes of micro-batches."""
+    for op in ops:
+        if isinstance(op, Message):
+            messages.do(op)
+            continue
+        arrived = messages.take(op)
+        with span(op.kind, str(op), op), averaging.during(op):
+            result = stages[op.chunk].do(op, arrived)
+        messages.give(op, result)
 
 
 class Stage:

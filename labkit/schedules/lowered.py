@@ -16,9 +16,10 @@ is posted early holds up the send behind it, so without ``recv_ahead`` both ends
 where it is sent: then one queue for each pair of ranks will do, for a few percent of time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from labkit.schedules.schedule import Op, Schedule, ScheduleDeadlock
@@ -107,38 +108,41 @@ def check_messages(
     """Raise unless all ranks come to the end of their lists by NCCL's rules.
 
     A queue has no tags: its messages arrive in the order in which they are sent. A rank waits at a
-    send until it is received; at a receive until the message before it in its queue is here; and at
-    an op until the message that it needs is here. Each kind and direction between two ranks has its
-    queue, or each pair has one for everything.
+    send until it is received; at a receive until the message before it in its queue has come; and
+    at an op until the message that it needs has come. Each kind and direction between two ranks has
+    its queue, or each pair has one for everything.
 
     Raises:
         ValueError: the two ends of a queue have different orders.
         ScheduleDeadlock: ranks wait for each other.
     """
-    before = _message_before(name, ranks, one_queue_per_pair)
-    needs = {
-        (rank, item.op): item.key
+    ends = {
+        (item.action, item.key): (rank, item)
         for rank, items in enumerate(ranks)
         for item in items
-        if isinstance(item, Message) and item.action == RECV
+        if isinstance(item, Message)
     }
-    posted: set[tuple[str, tuple | None]] = {(SEND, None)}
+    needs: dict[tuple[int, Op | Message], tuple] = {
+        (rank, item.op): (SEND, key)
+        for (action, key), (rank, item) in ends.items()
+        if action == RECV
+    }
+    for order in _queues(name, ends.values(), one_queue_per_pair):
+        needs |= {ends[RECV, key]: (SEND, before) for before, key in pairwise(order)}
     position = [0] * len(ranks)
+    posted: set[tuple[str, tuple]] = set()
     while True:
         num_before = sum(position)
         waits = {}
         for rank, items in enumerate(ranks):
             while position[rank] < len(items):
                 item = items[position[rank]]
-                if not isinstance(item, Message):
-                    missing = (SEND, needs.get((rank, item)))
-                elif item.action == SEND:
+                missing = needs.get((rank, item))
+                if isinstance(item, Message) and item.action == SEND:
                     posted.add((SEND, item.key))
                     missing = (RECV, item.key)
-                else:
-                    missing = (SEND, before[item.key])
-                if missing not in posted:
-                    waits[rank] = (item, missing)
+                if missing and missing not in posted:
+                    waits[rank] = (item, *ends[missing])
                     break
                 if isinstance(item, Message):
                     posted.add((item.action, item.key))
@@ -146,38 +150,24 @@ def check_messages(
         if not waits:
             return
         if sum(position) == num_before:
-            raise ScheduleDeadlock(name, _other_ends(ranks, waits))
+            raise ScheduleDeadlock(name, waits)
 
 
-def _message_before(
-    name: str, ranks: Sequence[Sequence[Op | Message]], one_queue_per_pair: bool
-) -> dict[tuple, tuple | None]:
-    """Return for each message the one before it in its queue, None for the first."""
-    ends: dict[tuple, dict[int, list[tuple]]] = {}  # queue -> rank -> messages in its order
-    for rank, items in enumerate(ranks):
-        for item in items:
-            if isinstance(item, Message):
-                sender, receiver = (rank, item.peer)[:: 1 if item.action == SEND else -1]
-                queue = (item.op.kind, sender, receiver)
-                if one_queue_per_pair:
-                    queue = (min(sender, receiver), max(sender, receiver))
-                ends.setdefault(queue, {}).setdefault(rank, []).append(item.key)
-    before: dict[tuple, tuple | None] = {}
-    for queue, (one, *other) in ((queue, [*lists.values()]) for queue, lists in ends.items()):
-        if [one] != other:
+def _queues(
+    name: str, ends: Iterable[tuple[int, Message]], one_queue_per_pair: bool
+) -> Iterator[list[tuple]]:
+    """Yield the messages of each queue, in the order that both its ends have."""
+    queues: dict[tuple, dict[int, list[tuple]]] = {}  # queue -> rank -> messages in its order
+    for rank, message in ends:
+        if one_queue_per_pair:
+            queue = tuple(sorted([rank, message.peer]))
+        elif message.action == SEND:
+            queue = (message.op.kind, rank, message.peer)
+        else:
+            queue = (message.op.kind, message.peer, rank)
+        queues.setdefault(queue, {}).setdefault(rank, []).append(message.key)
+    for queue, orders in queues.items():
+        one, other = orders.values()
+        if one != other:
             raise ValueError(f"{name!r}: the two ends of queue {queue} have different orders")
-        before |= zip(one, [None, *one])
-    return before
-
-
-def _other_ends(
-    ranks: Sequence[Sequence[Op | Message]], waits: dict[int, tuple]
-) -> dict[int, tuple]:
-    """Return what each rank waits at, the other rank, and what that one has not come to."""
-    where = {
-        (item.action, item.key): (rank, item)
-        for rank, items in enumerate(ranks)
-        for item in items
-        if isinstance(item, Message)
-    }
-    return {rank: (item, *where[missing]) for rank, (item, missing) in waits.items()}
+        yield one
