@@ -167,20 +167,24 @@ def test_any_sound_schedule_comes_to_its_end():
         check(schedule)
 
 
-def all_sizes() -> Iterator[Schedule]:
-    for p in range(2, 9):
-        for m in range(1, 4 * p + 1):
-            yield from every_schedule(p, m)
-            yield from in_a_v(p, m)
-            yield from folded(p, m)
-            yield from (greedy(p, m, limit) for limit in range(2, 2 * p + 3))
-    yield from random_schedules(range(150))
+def all_of_size(p, m) -> Iterator[Schedule]:
+    yield from every_schedule(p, m)
+    yield from in_a_v(p, m)
+    yield from folded(p, m)
+    yield from (greedy(p, m, limit) for limit in range(2, 2 * p + 3))
 
 
-if __name__ == "__main__":
+def check_all(name, schedules):
     count = 0
-    for schedule in all_sizes():
+    for schedule in schedules:
         check(schedule)
         check(schedule.forward_only())
         count += 1
-    print(f"{count} schedules, and none stands still")
+    print(f"{name}: {count} schedules, and none stands still", flush=True)
+
+
+if __name__ == "__main__":
+    check_all("at random", random_schedules(range(150)))
+    for p in range(2, 9):
+        for m in range(1, 4 * p + 1):
+            check_all(f"p = {p}, m = {m}", all_of_size(p, m))
