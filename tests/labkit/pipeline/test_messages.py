@@ -43,7 +43,7 @@ from tests.support.pipelines import (
     run_stage,
     uneven,
 )
-from tests.support.schedules import folded, own
+from tests.support.schedules import folded, schedule_of
 
 
 def test_messages_between_two_ranks_never_cross(on_ranks):
@@ -167,7 +167,7 @@ def test_messages_that_wait_for_their_turn_hold_up_nobody(by_nccls_rules):
 def test_a_receiver_may_have_its_own_order(on_ranks, by_nccls_rules):
     """All messages have one shape: without tags, those of one micro-batch would be taken for another's, unseen."""
     lines = "F0 F1 F2 B1 B0 B2", "F2 F0 F1 B2 B1 B0"
-    for schedule in (own(*lines, m=3), own(*reversed(lines), m=3)):
+    for schedule in (schedule_of(*lines, m=3), schedule_of(*reversed(lines), m=3)):
         on_ranks(partial(parity, schedule, rows=even))
         by_nccls_rules(parity_of_all, [schedule], 3, world_size=2)
 
@@ -279,7 +279,7 @@ DEADLOCKS = [
 @pytest.mark.usefixtures("no_rank_is_left")
 @pytest.mark.parametrize(("lines", "said"), DEADLOCKS)
 def test_a_schedule_that_deadlocks_is_reported_with_the_ops_that_wait(lines, said):
-    schedule = own(*lines, m=lines[0].count("F"))
+    schedule = schedule_of(*lines, m=lines[0].count("F"))
     start = time.monotonic()
     with pytest.raises(Deadlock) as stuck:
         launch(run_stage, schedule, lambda rank: nn.Linear(4, 4), allow_deadlock=True, world_size=len(lines))

@@ -28,7 +28,7 @@ from labkit.schedules import (
     zero_bubble_v,
 )
 from tests.support.pipelines import every_schedule, in_a_v
-from tests.support.schedules import folded, ops, own
+from tests.support.schedules import folded, ops, schedule_of
 
 
 def written(schedule, rank, **options):
@@ -90,7 +90,7 @@ def posted_late(lists):
     for items in lists:
         receives = {item.op: item for item in items if isinstance(item, Message) and item.action == RECV}
         rest = [item for item in items if item not in receives.values()]
-        late.append([each for item in rest for each in (receives.get(item), item) if each])
+        late.append([entry for item in rest for entry in (receives.get(item), item) if entry])
     return late
 
 
@@ -119,7 +119,7 @@ def test_a_queue_whose_ends_disagree_is_refused():
 
 
 def test_a_message_that_is_never_sent_holds_up_the_op_that_needs_it_and_none_before():
-    schedule = own("F0 B0 F1 B1", "F0 F1 B0 B1")
+    schedule = schedule_of("F0 B0 F1 B1", "F0 F1 B0 B1")
     check(schedule, allow_deadlock=True)
     assert written(schedule, 0) == "F0, send F0 to 1, recv B0 from 1, B0, F1, send F1 to 1, recv B1 from 1, B1"
     with pytest.raises(ScheduleDeadlock) as told:
