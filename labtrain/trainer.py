@@ -392,7 +392,8 @@ class Trainer:
         options: dict = dict(
             units=model.units, reshard_after_forward=stage == 3, replicate_group=groups.replicate
         )
-        options["own_groups"] = {groups.expert_dp: (groups.expert_replicate, groups.expert_shard)}
+        of_experts = (groups.expert_replicate, groups.expert_shard)
+        options["groups_of_replicas"] = {groups.expert_dp: of_experts}
         return FullyShardedDataParallel(model, groups.shard, **options)
 
     def make_optimizer(self) -> Optimizer:

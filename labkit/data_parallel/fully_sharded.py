@@ -69,8 +69,8 @@ class FullyShardedDataParallel(DataParallelBase):
             time.
         replicate_group: the ranks with the same shard (hybrid sharding); gradients are averaged
             over it too.
-        own_groups: for each ``replica_group`` of parameters, the replicate and the shard group to
-            use for them.
+        groups_of_replicas: for each ``replica_group`` of parameters, the replicate and the shard
+            group to use for them.
 
     Raises:
         ValueError: before any communication, if units are not in the module, contain each other or
@@ -88,14 +88,14 @@ class FullyShardedDataParallel(DataParallelBase):
         reshard_after_forward: bool = True,
         prefetch: int = 1,
         replicate_group: dist.ProcessGroup | None = None,
-        own_groups: GroupsOf | None = None,
+        groups_of_replicas: GroupsOf | None = None,
     ):
         super().__init__(reduces_whole_units=True)
         self.prefetch = check_size("prefetch", prefetch, least=0)
         if any(
             isinstance(hook, Hook)
-            for each in module.modules()
-            for hook in each._forward_pre_hooks.values()
+            for submodule in module.modules()
+            for hook in submodule._forward_pre_hooks.values()
         ):
             raise ValueError(
                 "this module is sharded already: load its state_dict into a new one, and shard that"
@@ -105,25 +105,27 @@ class FullyShardedDataParallel(DataParallelBase):
         self.reshard_after_forward = reshard_after_forward
         self.groups = (group,) if replicate_group is None else (replicate_group, group)
         check_replicas(module, *self.groups)
-        names = {each: name for name, each in module.named_modules()}
-        groups_of: GroupsOf = {None: self.groups, **(own_groups or {})}
+        names = {submodule: name for name, submodule in module.named_modules()}
+        groups_of: GroupsOf = {None: self.groups, **(groups_of_replicas or {})}
         made: dict[nn.Module, Unit] = {}
-        for each in reversed(
-            divided
-        ):  # the root last: its module contains the units, which are materialized by then
-            made[each] = Unit(names[each], each, divided[each], groups_of)
+        # The root last: its module contains the units, which are materialized by then.
+        for unit_module in reversed(divided):
+            made[unit_module] = Unit(
+                names[unit_module], unit_module, divided[unit_module], groups_of
+            )
         self._root = made[module]
-        self._units = [made[each] for each in divided]
+        self._units = [made[unit_module] for unit_module in divided]
         self._backward_order = [self._root, *self._units[:0:-1]]
         self._flats = [flat for unit in self._units for flat in unit.flats]
         self._reducing: list[FlatParameter] = []  # whose reduce-scatters are in flight
-        self._idle_form: Form = (
-            "shard"  # of units that do not compute; "absent" during the root's forward
-        )
+        # Of units that do not compute; "missing" during the root's forward.
+        self._idle_form: Form = "shard"
         copy_from_first(module.buffers(), *self.groups)
-        for each, unit in made.items():
-            self._watch(each, unit)
-        self._wholes = {each.shard: each.whole for flat in self._flats for each in flat.parameters}
+        for unit_module, unit in made.items():
+            self._watch(unit_module, unit)
+        self._unsharded_of = {
+            param.shard: param.unsharded for flat in self._flats for param in flat.parameters
+        }
         weakref.finalize(
             self, register_optimizer_step_post_hook(Hook(self._after_optimizer_step)).remove
         )
@@ -139,7 +141,9 @@ class FullyShardedDataParallel(DataParallelBase):
         for flat in unit.flats:
             if flat.is_trained:
                 for sharded in flat.parameters:
-                    sharded.whole.register_post_accumulate_grad_hook(Hook(self._grad_arrived, unit))
+                    sharded.unsharded.register_post_accumulate_grad_hook(
+                        Hook(self._grad_arrived, unit)
+                    )
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
@@ -163,28 +167,28 @@ class FullyShardedDataParallel(DataParallelBase):
             assign_grads([flat for flat in flats if flat.groups == groups])
         copy_from_first(self.module.buffers(), *self.groups)
 
-    def whole(self, parameter: nn.Parameter) -> nn.Parameter:
-        return self._wholes[parameter]
+    def unsharded(self, parameter: nn.Parameter) -> nn.Parameter:
+        return self._unsharded_of[parameter]
 
     def state_dict(self, *args, **kwargs):
         """Return the plain module's state dict, whole on every rank. All ranks call this."""
-        with self._whole():
+        with self._all_unsharded():
             return copy.deepcopy(self.module.state_dict(*args, **kwargs))
 
     def load_state_dict(self, state_dict, strict: bool = True):
         """Load the plain module's state dict: each rank keeps its shards. All ranks call this."""
-        with self._whole():
+        with self._all_unsharded():
             result = self.module.load_state_dict(state_dict, strict)
             for flat in self._flats:
                 flat.keep_shard()
         return result
 
     @contextmanager
-    def _whole(self) -> Iterator[None]:
+    def _all_unsharded(self) -> Iterator[None]:
         try:
             for unit in self._units:
                 self._gather(unit, refresh=True)
-                unit.show("whole")
+                unit.show("unsharded")
             yield
         finally:
             for unit in self._units:
@@ -199,8 +203,8 @@ class FullyShardedDataParallel(DataParallelBase):
     def _gather(self, unit: Unit, order: Sequence[Unit] = (), *, refresh: bool = False) -> None:
         """Gather a unit, and start to gather the next ones in this order."""
         ahead = order[order.index(unit) + 1 :][: self.prefetch] if order else ()
-        for each in (unit, *ahead):
-            for flat in each.flats:
+        for gathered in (unit, *ahead):
+            for flat in gathered.flats:
                 flat.gather(refresh=refresh)
         for flat in unit.flats:
             flat.wait()
@@ -211,12 +215,12 @@ class FullyShardedDataParallel(DataParallelBase):
         else:
             if unit is self._root:
                 self._discard_failed_backward()
-                self._idle_form = "absent"
-                for each in self._units:
-                    each.unwatch_saved_tensors()  # if the last forward was interrupted
-                    each.show("absent")
+                self._idle_form = "missing"
+                for other in self._units:
+                    other.unwatch_saved_tensors()  # if the last forward was interrupted
+                    other.show("missing")
             self._gather(unit, self._units, refresh=True)
-            unit.show("whole")
+            unit.show("unsharded")
         unit.watch_saved_tensors(partial(self._before_backward, unit, unit.version))
         if unit is self._root:
             return None
@@ -230,8 +234,8 @@ class FullyShardedDataParallel(DataParallelBase):
             return output
         if unit is self._root:
             self._idle_form = "shard"
-        for each in self._units if unit is self._root else (unit,):
-            each.show(self._idle_form)
+        for hidden in self._units if unit is self._root else (unit,):
+            hidden.show(self._idle_form)
         output, outputs = marked(output)
         hook = partial(Hook(self._before_backward, unit), unit.version)
         register_multi_grad_hook(outputs_to_watch(module, outputs, output), hook, mode="any")
@@ -261,14 +265,13 @@ class FullyShardedDataParallel(DataParallelBase):
         if not unit.in_backward:
             unit.in_backward = unit.has_unreduced_grads = True
             self._gather(unit, order)
-            unit.show("whole")
+            unit.show("unsharded")
 
     def _grad_arrived(self, unit: Unit, parameter) -> None:
         refuse_graph()
         self._begin_backward()
-        unit.has_unreduced_grads = (
-            True  # even after its part of backward: then they are reduced at the end
-        )
+        # Even after its part of backward: then they are reduced at the end.
+        unit.has_unreduced_grads = True
 
     def _after_backward(self, unit: Unit) -> None:
         unit.in_backward = False
@@ -279,9 +282,8 @@ class FullyShardedDataParallel(DataParallelBase):
             self._reduce(unit)
 
     def _end_backward(self) -> None:
-        for unit in reversed(
-            self._units
-        ):  # the root, and units whose inputs need no gradient, are still open
+        # The root, and units whose inputs need no gradient, are still open.
+        for unit in reversed(self._units):
             self._after_backward(unit)
         super()._end_backward()
 
@@ -298,10 +300,8 @@ class FullyShardedDataParallel(DataParallelBase):
         """Start to reduce a unit's gradients; wait for the previous ones first, to bound memory."""
         self._finish_reducing()
         unit.has_unreduced_grads = False
-        self._averages = self._grad_mode in (
-            GradSync.AVERAGE,
-            GradSync.AVERAGE_AND_WAIT,
-        )  # or more is to come
+        # Otherwise more is to come.
+        self._averages = self._grad_mode in (GradSync.AVERAGE, GradSync.AVERAGE_AND_WAIT)
         self._reducing = [flat for flat in unit.flats if flat.is_trained]
         for flat in self._reducing:
             flat.finish_average()
@@ -315,6 +315,8 @@ class FullyShardedDataParallel(DataParallelBase):
         self._reducing = []
 
     def _after_optimizer_step(self, optimizer: torch.optim.Optimizer, *_) -> None:
-        if any(p in self._wholes for each in optimizer.param_groups for p in each["params"]):
+        if any(
+            p in self._unsharded_of for group in optimizer.param_groups for p in group["params"]
+        ):
             for flat in self._flats:
                 flat.num_changes += 1

@@ -12,13 +12,13 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from labkit.data_parallel.borders import SavedTensors, lies_in, refuse
-from labkit.data_parallel.flat_parameter import FlatParameter, Form, Places
+from labkit.data_parallel.flat_parameter import FlatParameter, Form, Owners
 from labkit.data_parallel.gradients import GroupsOf, in_buckets
 from labkit.data_parallel.replicas import materialize
 from labkit.groups import local_device
 
 
-def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Places]:
+def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Owners]:
     """Return the parameters of the root (all that is in no unit) and of each unit."""
     names = {inner: name for name, inner in module.named_modules()}
     for number, unit in enumerate(units):
@@ -30,13 +30,13 @@ def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Places]
             way_out = "name modules inside it that are called; instead of a list, name its layers"
             raise ValueError(f"{this}: {way_out}")
         others = units[:number] + units[number + 1 :]
-        inner = [each for each in unit.modules() if each in others]
+        inner = [submodule for submodule in unit.modules() if submodule in others]
         if inner:
             both = f"units {names[unit]} and {names[inner[0]]} contain each other"
             raise ValueError(f"{both}: leave one of them out")
 
     in_a_unit = {inner for unit in units for inner in unit.modules()}
-    divided: dict[nn.Module, Places] = {}
+    divided: dict[nn.Module, Owners] = {}
     owners: dict[nn.Parameter, nn.Module] = {}
     full_names: dict[nn.Parameter, str] = {}
     for unit in [module, *units]:
@@ -65,14 +65,14 @@ class Unit:
     at a time.
     """
 
-    def __init__(self, name: str, module: nn.Module, places: Places, groups: GroupsOf):
+    def __init__(self, name: str, module: nn.Module, owners: Owners, groups: GroupsOf):
         self.name = f"unit {name}" if name else "the root"
-        kinds = in_buckets(places, math.inf)
+        kinds = in_buckets(owners, math.inf)
         self.flats = [
-            FlatParameter({p: places[p] for p in kind}, groups, self.name) for kind in kinds
+            FlatParameter({p: owners[p] for p in kind}, groups, self.name) for kind in kinds
         ]
-        wholes = (each.whole for flat in self.flats for each in flat.parameters)
-        materialize(module, local_device(), dict(zip(chain(*kinds), wholes)))
+        unsharded = (param.unsharded for flat in self.flats for param in flat.parameters)
+        materialize(module, local_device(), dict(zip(chain(*kinds), unsharded)))
         for flat in self.flats:
             for group in flat.groups:
                 dist.broadcast(flat.buffer, group_src=0, group=group)
@@ -95,9 +95,9 @@ class Unit:
     def show(self, form: Form) -> None:
         """Put this form of the parameters into the modules."""
         for flat in self.flats:
-            for each in flat.parameters:
-                for module, name in each.places:
-                    module._parameters[name] = getattr(each, form)
+            for param in flat.parameters:
+                for module, name in param.owners:
+                    module._parameters[name] = getattr(param, form)
 
     def watch_saved_tensors(self, before_use: Callable[[], None]) -> None:
         self.saved_tensors = SavedTensors(self.buffers, before_use)
@@ -126,7 +126,7 @@ def assign_grads(flats: list[FlatParameter]) -> None:
 
     The flat parameters share their groups.
     """
-    has_grad = [each.has_grad for flat in flats for each in flat.parameters]
+    has_grad = [param.has_grad for flat in flats for param in flat.parameters]
     flags = torch.ones(len(has_grad), device=flats[0].shard.device)
     if not all(has_grad):  # otherwise the host need not wait for a copy
         flags.copy_(torch.tensor(has_grad))

@@ -59,15 +59,15 @@ def most_whole(config):
     with training(config) as trainer:
         [parallel], most = trainer.chunks, [0, 0]
         flats = [flat for unit in parallel._units for flat in unit.flats]
-        wholes = [parallel.whole(p) for p in trainer.parameters]
+        unsharded = [parallel.unsharded(p) for p in trainer.parameters]
 
         def look(_):
             whole = sum(flat.buffer.untyped_storage().size() for flat in flats)
-            made = sum(p.grad.nbytes for p in wholes if p.grad is not None)
+            made = sum(p.grad.nbytes for p in unsharded if p.grad is not None)
             for number, held in enumerate((whole, made)):
                 most[number] = max(most[number], held // 4)
 
-        for whole in wholes:
+        for whole in unsharded:
             whole.register_post_accumulate_grad_hook(look)
         trainer.compute_gradients()
     return most

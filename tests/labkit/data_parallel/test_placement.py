@@ -119,8 +119,8 @@ def hybrid(divided):
                 set_placement(p, Placement(replica_group=world(), grad_divisor=8))
         pair = groups.replicate, groups.shard
         options = dict(units=module.layers, replicate_group=groups.replicate)
-        own_groups = {world(): pair} if divided else None
-        model = FullyShardedDataParallel(module, groups.shard, own_groups=own_groups, **options)
+        groups_of_replicas = {world(): pair} if divided else None
+        model = FullyShardedDataParallel(module, groups.shard, groups_of_replicas=groups_of_replicas, **options)
         parts = torch.randn(2, 4, ROWS, WIDTH, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
         for rows in parts[:, rank]:
             loss_of(model(rows)).backward()
@@ -142,12 +142,13 @@ def too_few():
     module = make(0)
     set_placement(module.first.weight, Placement(replica_group=world()))
     with init_groups(ParallelLayout(4), shard_size=2) as groups:
-        own_groups = {world(): (None, groups.shard)}
-        FullyShardedDataParallel(module, groups.shard, units=[], own_groups=own_groups)
+        groups_of_replicas = {world(): (None, groups.shard)}
+        FullyShardedDataParallel(module, groups.shard, units=[], groups_of_replicas=groups_of_replicas)
 
 
 def test_groups_that_are_not_all_of_their_replica_group_are_refused(on_ranks):
-    with pytest.raises(RankFailed, match="own_groups have 2 ranks in all, but their replica_group has 4: divide those"):
+    fault = "groups_of_replicas have 2 ranks in all, but their replica_group has 4: divide those"
+    with pytest.raises(RankFailed, match=fault):
         on_ranks(too_few, world_size=4)
 
 
