@@ -71,7 +71,7 @@ class ShardedWeight(PlacedModule):
         total = master.sum(dtype=torch.float64).nan_to_num().item()
         bounds = torch.tensor([total, -total], dtype=torch.float64, device=local_device())
         dist.all_reduce(bounds, dist.ReduceOp.MAX, group=self.group)
-        highest, minus_lowest = bounds.tolist()
+        highest, minus_lowest = bounds
         if highest != -minus_lowest:
             fault = "the ranks of this tensor-parallel group drew different weights of shape"
             way_out = "set the same seed on all of them before the layer is made"
