@@ -38,7 +38,7 @@ class ShardedParameter:
     """
 
     shard: nn.Parameter  # [m], what this rank keeps and the optimizer updates
-    unsharded: nn.Parameter  # what the module computes with
+    unsharded: nn.Parameter  # in the buffer; the module computes with views of it
     missing: Missing  # what the module has while other units compute
     owners: list[tuple[nn.Module, str]]
     in_buffer: slice
@@ -78,6 +78,10 @@ class FlatParameter:
 
         self.num_changes = 0  # of the shard
         self.version = -1  # of the shard, when it was last gathered
+        self.leaf = self.shard.detach().requires_grad_(
+            self.is_trained
+        )  # what is gathered, to autograd
+        self.gradients: torch.Tensor | None = None  # [n], that are not reduced yet
         self.gather_work: Any = None
         self.reduce_work: Any = None
         self.pending_sum = self.sum = self.pending_average = self.average = None
@@ -147,18 +151,28 @@ class FlatParameter:
         self.wait()
         self.buffer.untyped_storage().resize_(0)
 
+    def add_gradients(self, gradients: Iterable[torch.Tensor | None]) -> None:
+        """Pack the parameters' gradients, divided before the sum over ranks lest it overflow."""
+        is_first = self.gradients is None
+        if self.gradients is None:
+            self.gradients = torch.empty_like(self.buffer, dtype=self.grad_dtype)
+        for param, gradient in zip(self.parameters, gradients):
+            total = self.gradients[param.in_buffer].view(param.unsharded.shape)
+            if gradient is not None:
+                param.has_grad = True
+                if is_first:
+                    torch.div(gradient.to_dense(), self.divisor, out=total)
+                else:
+                    total.add_(gradient.to_dense(), alpha=1 / self.divisor)
+            elif is_first:
+                total.zero_()
+
     def start_reduce(self) -> None:
-        """Start to reduce-scatter the gradients, divided before the sum lest it overflow."""
-        gradients = torch.empty_like(self.buffer, dtype=self.grad_dtype)
-        for param in self.parameters:
-            view = gradients[param.in_buffer].view(param.unsharded.shape)
-            grad = param.unsharded.grad
-            if grad is None:
-                view.zero_()
-            else:
-                torch.div(grad.to_dense(), self.divisor, out=view)
-            param.has_grad |= grad is not None
-            param.unsharded.grad = None
+        """Start to reduce-scatter the gradients; there may be none on this rank."""
+        gradients = self.gradients
+        if gradients is None:
+            gradients = torch.zeros_like(self.buffer, dtype=self.grad_dtype)
+        self.gradients = None
         self.pending_sum = torch.empty_like(self.shard, dtype=self.grad_dtype)
         self.reduce_work = reduce_scatter_single(
             self.pending_sum, gradients, group=self.group, async_op=True
@@ -200,9 +214,8 @@ class FlatParameter:
     def reset(self) -> None:
         self.finish_reduce()
         self.finish_average()
-        self.sum = self.average = None
+        self.gradients = self.sum = self.average = None
         for param in self.parameters:
-            param.unsharded.grad = None
             param.has_grad = False
 
 

@@ -13,22 +13,15 @@ import copy
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd.graph import register_multi_grad_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from labkit.data_parallel.borders import (
-    in_backward,
-    marked,
-    on_exit,
-    outputs_to_watch,
-    refuse,
-    refuse_graph,
-)
+from labkit.data_parallel.borders import in_backward, refuse, refuse_graph
 from labkit.data_parallel.flat_parameter import FlatParameter, Form
 from labkit.data_parallel.gradients import GroupsOf
 from labkit.data_parallel.replicas import (
@@ -40,6 +33,15 @@ from labkit.data_parallel.replicas import (
 )
 from labkit.data_parallel.units import Unit, assign_grads, divide
 from labkit.sizes import check_size
+
+
+@dataclass(eq=False)
+class Run:
+    """One forward of a unit, on its way to backward."""
+
+    unit: Unit
+    version: int = -1  # of the shards that were gathered
+    is_done: bool = False  # in the current backward
 
 
 class FullyShardedDataParallel(DataParallelBase):
@@ -113,6 +115,7 @@ class FullyShardedDataParallel(DataParallelBase):
             made[unit_module] = Unit(
                 names[unit_module], unit_module, divided[unit_module], groups_of
             )
+        self._unit_modules = [each for each in divided if each is not module]
         self._root = made[module]
         self._units = [made[unit_module] for unit_module in divided]
         self._backward_order = [self._root, *self._units[:0:-1]]
@@ -121,29 +124,34 @@ class FullyShardedDataParallel(DataParallelBase):
         # Of units that do not compute; "missing" during the root's forward.
         self._idle_form: Form = "shard"
         copy_from_first(module.buffers(), *self.groups)
+        self._runs: list[Run] = []  # of the last forward, in its order
+        self._entered: list[list[Run]] = []  # the forwards that the current backward has reached
+        self._entered_run: Run | None = None
+        self._shards = {param.shard for flat in self._flats for param in flat.parameters}
         for unit_module, unit in made.items():
             self._watch(unit_module, unit)
-        self._unsharded_of = {
-            param.shard: param.unsharded for flat in self._flats for param in flat.parameters
-        }
         weakref.finalize(
             self, register_optimizer_step_post_hook(Hook(self._after_optimizer_step)).remove
         )
 
     def _watch(self, module: nn.Module, unit: Unit) -> None:
-        """Have this wrapper called when a unit's forward begins and ends, and when a gradient
-        arrives.
+        """Have this wrapper called when a unit's forward begins and ends, and when it is
+        recomputed.
         """
-        module.register_forward_pre_hook(Hook(self._before_forward, unit), with_kwargs=True)
+        module.register_forward_pre_hook(Hook(self._before_forward, unit))
         module.register_forward_hook(
             Hook(self._after_forward, unit), with_kwargs=True, always_call=True
         )
-        for flat in unit.flats:
-            if flat.is_trained:
-                for sharded in flat.parameters:
-                    sharded.unsharded.register_post_accumulate_grad_hook(
-                        Hook(self._grad_arrived, unit)
-                    )
+        in_other_units = {
+            submodule
+            for other in self._unit_modules
+            if other is not module
+            for submodule in other.modules()
+        }
+        for submodule in module.modules():
+            has_parameters = any(True for _ in submodule.parameters())
+            if submodule is not module and submodule not in in_other_units and has_parameters:
+                submodule.register_forward_pre_hook(Hook(self._before_recomputation, unit))
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
@@ -166,9 +174,6 @@ class FullyShardedDataParallel(DataParallelBase):
         for groups in dict.fromkeys(flat.groups for flat in flats):
             assign_grads([flat for flat in flats if flat.groups == groups])
         copy_from_first(self.module.buffers(), *self.groups)
-
-    def unsharded(self, parameter: nn.Parameter) -> nn.Parameter:
-        return self._unsharded_of[parameter]
 
     def state_dict(self, *args, **kwargs):
         """Return the plain module's state dict, whole on every rank. All ranks call this."""
@@ -209,90 +214,137 @@ class FullyShardedDataParallel(DataParallelBase):
         for flat in unit.flats:
             flat.wait()
 
-    def _before_forward(self, unit: Unit, module, args, kwargs):
+    def _begin_forward(self) -> None:
+        self._discard_failed_backward()
+        self._idle_form = "missing"
+        self._runs = []
+        for unit in self._units:
+            unit.unwatch_saved_tensors()  # if the last forward was interrupted
+            unit.show("missing")
+
+    def _before_forward(self, unit: Unit, module, args) -> None:
         if in_backward():  # recomputation, in a different order than forward
-            self._start_backward(unit)
+            gather = partial(self._start_backward, unit)
+            runs = []
         else:
             if unit is self._root:
-                self._discard_failed_backward()
-                self._idle_form = "missing"
-                for other in self._units:
-                    other.unwatch_saved_tensors()  # if the last forward was interrupted
-                    other.show("missing")
-            self._gather(unit, self._units, refresh=True)
-            unit.show("unsharded")
-        unit.watch_saved_tensors(partial(self._before_backward, unit, unit.version))
-        if unit is self._root:
-            return None
-        (args, kwargs), inputs = marked((args, kwargs))
-        on_exit(inputs, Hook(self._after_backward, unit))
-        return args, kwargs
+                self._begin_forward()
+            gather = partial(self._gather, unit, self._units, refresh=True)
+            runs = self._runs
+        run = Run(unit)
+        if torch.is_grad_enabled():
+            runs.append(run)
+        unit.gather(gather, partial(self._receive, runs, run))
+        run.version = unit.version
+        unit.watch_saved_tensors(partial(self._enter, runs, run))
 
-    def _after_forward(self, unit: Unit, module, args, kwargs, output):
+    def _after_forward(self, unit: Unit, module, args, kwargs, output) -> None:
         unit.unwatch_saved_tensors()  # also after an exception
-        if in_backward():
-            return output
-        if unit is self._root:
+        is_root = unit is self._root
+        if is_root and not in_backward():
             self._idle_form = "shard"
-        for hidden in self._units if unit is self._root else (unit,):
+        for hidden in self._units if is_root else (unit,):
             hidden.show(self._idle_form)
-        output, outputs = marked(output)
-        hook = partial(Hook(self._before_backward, unit), unit.version)
-        register_multi_grad_hook(outputs_to_watch(module, outputs, output), hook, mode="any")
-        if (
-            output is None
-            or not torch.is_grad_enabled()
-            or (self.reshard_after_forward and unit is not self._root)
-        ):
+        if in_backward():
+            return
+        has_no_backward = output is None or not torch.is_grad_enabled()
+        if has_no_backward or (self.reshard_after_forward and not is_root):
             unit.refuse_to_return(output)
             unit.free()
-        return output
 
-    def _before_backward(self, unit: Unit, version: int, grad=None) -> None:
+    def _before_recomputation(self, unit: Unit, module, args) -> None:
+        """Gather a unit of which backward computes a part again, by checkpointing inside it."""
+        if in_backward() and not unit.is_unsharded:
+            receive = partial(self._receive_part, unit)
+            unit.gather(partial(self._start_backward, unit), receive)
+
+    def _enter(self, runs: list[Run], run: Run) -> None:
+        """Backward has come to this run, so those after it get no more gradients."""
+        if run is self._entered_run:
+            return
         refuse_graph()
-        self._start_backward(unit, self._backward_order)
-        if unit.version != version:
+        self._begin_backward()
+        if all(entered is not runs for entered in self._entered):
+            self._entered.append(runs)
+        if run.unit is not self._root:
+            self._leave_all_after(runs, run)
+        self._start_backward(run.unit, self._backward_order)
+        if run.unit.version != run.version:
             refuse(
-                f"parameters of {unit.name} have changed between forward and backward: call "
+                f"parameters of {run.unit.name} have changed between forward and backward: call "
                 "backward before a step"
             )
+        self._entered_run = run
 
-    def _start_backward(self, unit: Unit, order: Sequence[Unit] = ()) -> None:
-        """Gather a unit for its part of backward, and have its gradients reduced after it, even if
-        it gets none.
-        """
-        self._begin_backward()
-        if not unit.in_backward:
-            unit.in_backward = unit.has_unreduced_grads = True
-            self._gather(unit, order)
-            unit.show("unsharded")
+    def _receive(self, runs: list[Run], run: Run, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Autograd has all gradients of a run."""
+        self._enter(runs, run)
+        run.unit.add_gradients(gradients)
+        self._leave_all_after(runs, run)
+        self._leave(run)
 
-    def _grad_arrived(self, unit: Unit, parameter) -> None:
+    def _receive_part(self, unit: Unit, gradients: Sequence[torch.Tensor | None]) -> None:
         refuse_graph()
         self._begin_backward()
-        # Even after its part of backward: then they are reduced at the end.
-        unit.has_unreduced_grads = True
+        unit.add_gradients(gradients)
+
+    def _start_backward(self, unit: Unit, order: Sequence[Unit] = ()) -> None:
+        """Gather a unit for its part of backward."""
+        self._begin_backward()
+        if not unit.in_backward:
+            unit.in_backward = True
+            self._gather(unit, order)
+
+    def _leave_all_after(self, runs: list[Run], run: Run) -> None:
+        """Leave the runs after this one. On this rank they may have got no gradients, but on
+        others: so all ranks send the same messages.
+        """
+        for later in runs[:0:-1]:
+            if later is run:
+                return
+            if not later.is_done:
+                self._start_backward(later.unit, self._backward_order)
+                self._leave(later)
+
+    def _leave(self, run: Run) -> None:
+        run.is_done = True
+        self._after_backward(run.unit)
 
     def _after_backward(self, unit: Unit) -> None:
         unit.in_backward = False
         unit.show(self._idle_form)
         if self.reshard_after_forward or self._grad_mode is GradSync.AVERAGE_AND_WAIT:
             unit.free()
-        if unit.has_unreduced_grads and self._grad_mode is not GradSync.ACCUMULATE:
+        unit.has_unreduced_grads = True
+        if self._grad_mode is not GradSync.ACCUMULATE:
             self._reduce(unit)
 
     def _end_backward(self) -> None:
-        # The root, and units whose inputs need no gradient, are still open.
+        for run in [run for runs in reversed(self._entered) for run in reversed(runs)]:
+            if not run.is_done and (run.unit.trained or run.unit.in_backward):
+                self._start_backward(run.unit, self._backward_order)
+                self._leave(run)
         for unit in reversed(self._units):
-            self._after_backward(unit)
+            if unit.in_backward:  # recomputed, but it got no gradient
+                self._after_backward(unit)
+        self._forget_backward()
         super()._end_backward()
 
+    def _forget_backward(self) -> None:
+        for runs in self._entered:
+            for run in runs:
+                run.is_done = False
+        self._entered = []
+        self._entered_run = None
+
     def _backward_failed(self, at_end: weakref.ref) -> None:
+        self._entered_run = None
         for unit in self._units:
             unit.show("shard")
 
     def _reset(self) -> None:
         self._reducing = []
+        self._forget_backward()
         for unit in self._units:
             unit.reset()
 
@@ -315,8 +367,6 @@ class FullyShardedDataParallel(DataParallelBase):
         self._reducing = []
 
     def _after_optimizer_step(self, optimizer: torch.optim.Optimizer, *_) -> None:
-        if any(
-            p in self._unsharded_of for group in optimizer.param_groups for p in group["params"]
-        ):
+        if any(p in self._shards for group in optimizer.param_groups for p in group["params"]):
             for flat in self._flats:
                 flat.num_changes += 1

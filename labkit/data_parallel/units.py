@@ -3,8 +3,8 @@ together.
 """
 
 import math
-from collections.abc import Callable
-from itertools import chain
+from collections.abc import Callable, Sequence
+from itertools import chain, islice
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from labkit.data_parallel.borders import SavedTensors, lies_in, refuse
-from labkit.data_parallel.flat_parameter import FlatParameter, Form, Owners
+from labkit.data_parallel.flat_parameter import FlatParameter, Form, Owners, ShardedParameter
 from labkit.data_parallel.gradients import GroupsOf, in_buckets
 from labkit.data_parallel.replicas import materialize
 from labkit.groups import local_device
@@ -57,6 +57,29 @@ def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Owners]
     return divided
 
 
+class _Gather(torch.autograd.Function):
+    """A conjugate operator: forward gathers a unit's shards, backward reduces their gradients.
+
+    Forward returns a view of the gathered buffer for each trained parameter. Autograd calls
+    backward once it has all gradients of these views, whatever the unit returns: they are packed,
+    their reduce-scatter starts, and the buffer is freed. The sum arrives in the shards' gradients
+    when somebody waits for it, so autograd gets nothing.
+    """
+
+    @staticmethod
+    def forward(ctx, unit: "Unit", gather, receive, *shards):
+        gather()
+        ctx.receive = receive
+        ctx.set_materialize_grads(False)
+        # .data: changes of the buffer are invisible to autograd.
+        return tuple(param.unsharded.data for param in unit.trained)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        ctx.receive(gradients)
+        return (None,) * len(ctx.needs_input_grad)
+
+
 class Unit:
     """Parameters that are gathered and freed together: one flat parameter for each kind (dtype,
     device, group).
@@ -77,6 +100,10 @@ class Unit:
             for group in flat.groups:
                 dist.broadcast(flat.buffer, group_src=0, group=group)
             flat.keep_shard()
+        self.trained_flats = [flat for flat in self.flats if flat.is_trained]
+        self.trained: list[ShardedParameter] = [
+            param for flat in self.trained_flats for param in flat.parameters
+        ]
         self.buffers = [flat.buffer for flat in self.flats]
         self.free()
         self.show("shard")
@@ -92,15 +119,42 @@ class Unit:
         for flat in self.flats:
             flat.free()
 
+    def gather(
+        self,
+        gather: Callable[[], None],
+        receive: Callable[[Sequence[torch.Tensor | None]], None],
+    ) -> None:
+        """Put views of the gathered parameters into the modules; ``receive`` gets their gradients.
+
+        Frozen parameters need no operator.
+        """
+        if self.trained:
+            shards = [flat.leaf for flat in self.trained_flats]
+            views = _Gather.apply(self, gather, receive, *shards)
+        else:
+            gather()
+            views = ()
+        self.show("unsharded")
+        for param, view in zip(self.trained, views):
+            vars(view).update(vars(param.unsharded))
+            for module, name in param.owners:
+                module._parameters[name] = view
+
+    def add_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        remaining = iter(gradients)
+        for flat in self.trained_flats:
+            flat.add_gradients(islice(remaining, len(flat.parameters)))
+
     def show(self, form: Form) -> None:
         """Put this form of the parameters into the modules."""
+        self.is_unsharded = form == "unsharded"
         for flat in self.flats:
             for param in flat.parameters:
                 for module, name in param.owners:
                     module._parameters[name] = getattr(param, form)
 
     def watch_saved_tensors(self, before_use: Callable[[], None]) -> None:
-        self.saved_tensors = SavedTensors(self.buffers, before_use)
+        self.saved_tensors = SavedTensors(before_use)
         self.saved_tensors.__enter__()
 
     def unwatch_saved_tensors(self) -> None:
