@@ -1,15 +1,20 @@
 """What stages hold, send and hide: by hand, against step_time, and against what a sharded model on real ranks holds."""
 
 from dataclasses import astuple, replace
+from unittest.mock import patch
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from course.communication import communication_log
 from course.sizing import DGX_H100, Plan, memory, stage_parameters, step_time
 from course.sizing.fully_sharded import collectives, moments, sharded_memory, sharding, unit_parameters
 from course.sizing.ring import bus_factor
 from course.sizing.stage_memory import layer_parameters
+from labkit.data_parallel.units import Unit
 from labkit.groups import group_of_one
 from labkit.launch import launch
 from labkit.shape import GPT
@@ -54,23 +59,42 @@ def test_units_are_those_of_the_model(model):
     assert [sum(unit) for unit in unit_parameters(replace(PLAN, model=model))] == units
 
 
+class Births(TorchDispatchMode):
+    """Numbers all ops; notes for each storage the op that made it."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_ops = 0
+        self.made_at: dict[int, int] = {}
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        output = op(*args, **kwargs or {})
+        self.num_ops += 1
+        given = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        for x in tree_leaves(output):
+            if isinstance(x, torch.Tensor) and x.untyped_storage()._cdata not in given:
+                self.made_at[x.untyped_storage()._cdata] = self.num_ops
+        return output
+
+
 def most_whole(config):
     """On a rank: the most numbers of whole weights at a time, and of whole gradients that are not on their way yet."""
-    with training(config) as trainer:
-        [parallel], most = trainer.chunks, [0, 0]
+    births, whole, lives = Births(), [], []
+    add_gradients = Unit.add_gradients
+
+    def look(unit, gradients):
+        whole.append(sum(flat.buffer.untyped_storage().size() // 4 for flat in flats))
+        for gradient in filter(lambda x: x is not None, gradients):
+            born = births.made_at[gradient.untyped_storage()._cdata]
+            lives.append((born, births.num_ops, gradient.numel()))
+        add_gradients(unit, gradients)
+
+    with training(config) as trainer, patch.object(Unit, "add_gradients", look):
+        [parallel] = trainer.chunks
         flats = [flat for unit in parallel._units for flat in unit.flats]
-        unsharded = [parallel.unsharded(p) for p in trainer.parameters]
-
-        def look(_):
-            whole = sum(flat.buffer.untyped_storage().size() for flat in flats)
-            made = sum(p.grad.nbytes for p in unsharded if p.grad is not None)
-            for number, held in enumerate((whole, made)):
-                most[number] = max(most[number], held // 4)
-
-        for whole in unsharded:
-            whole.register_post_accumulate_grad_hook(look)
-        trainer.compute_gradients()
-    return most
+        with births:
+            trainer.compute_gradients()
+    return max(whole), max(sum(size for born, end, size in lives if born <= now <= end) for _, now, _ in lives)
 
 
 LAYERS = dict(batch_size=16, micro_batch_size=2, seq_length=16, hidden_size=64, num_attention_heads=4, num_layers=4)
