@@ -70,6 +70,7 @@ class _Gather(torch.autograd.Function):
     def forward(ctx, unit: "Unit", gather, receive, *shards):
         gather()
         ctx.receive = receive
+        ctx.gathers_weights = True  # for `labkit.pipeline.split_backward`
         ctx.set_materialize_grads(False)
         # .data: changes of the buffer are invisible to autograd.
         return tuple(param.unsharded.data for param in unit.trained)
@@ -136,9 +137,10 @@ class Unit:
             views = ()
         self.show("unsharded")
         for param, view in zip(self.trained, views):
-            vars(view).update(vars(param.unsharded))
+            weight = view.view_as(view)  # a node for each weight: `split_backward` stops there
+            vars(weight).update(vars(param.unsharded))
             for module, name in param.owners:
-                module._parameters[name] = view
+                module._parameters[name] = weight
 
     def add_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
         remaining = iter(gradients)

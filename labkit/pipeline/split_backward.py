@@ -41,7 +41,7 @@ def split_backward(
         hook.remove()
     weights = set().union(*weights_at.values())
     if len(weights) < sum(map(len, weights_at.values())):
-        return partial(backward, inputs=list(weights))
+        return partial(backward, inputs=[*dict.fromkeys(map(_leaf_of, weights))])
 
     owner = graph_owner(output)
 
@@ -54,14 +54,37 @@ def split_backward(
                 for index, grad in enumerate(grads)
                 if grad is not None
             }
-            torch.autograd.backward(
-                list(given), list(given.values()), inputs=list(weights_at[node])
-            )
+            _backward_to_weights(given, weights_at[node])
 
     return weight_gradient
 
 
-def _weights_beside(root: Node, x: Node) -> dict[Node, set[torch.Tensor]] | None:
+Weight = torch.Tensor | GradientEdge  # a leaf; or, sharded, the node after the one that gathers it
+
+
+def _backward_to_weights(given: dict[GradientEdge, torch.Tensor], weights: set[Weight]) -> None:
+    """Go on with the gradients of a node, only to the weights beside it."""
+    leaves = [weight for weight in weights if isinstance(weight, torch.Tensor)]
+    gathered = [weight for weight in weights if isinstance(weight, GradientEdge)]
+    outputs = list(given)
+    grads = list(given.values())
+    if leaves:
+        torch.autograd.backward(outputs, grads, retain_graph=bool(gathered), inputs=leaves)
+    if gathered:  # all nodes of a unit lead to its leaf, so stop before it
+        of_weights = torch.autograd.grad(outputs, gathered, grads)
+        torch.autograd.backward(gathered, of_weights)
+
+
+def _leaf_of(weight: Weight) -> torch.Tensor:
+    if isinstance(weight, torch.Tensor):
+        return weight
+    [(gather, _)] = weight.node.next_functions
+    assert gather is not None
+    accumulate = next(child for child, _ in gather.next_functions if child is not None)
+    return accumulate.variable  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _weights_beside(root: Node, x: Node) -> dict[Node, set[Weight]] | None:
     """Return the weights beside each node on a path from the output to x; None if there
     is no path.
     """
@@ -72,10 +95,21 @@ def _weights_beside(root: Node, x: Node) -> dict[Node, set[torch.Tensor]] | None
         if node not in graph:
             graph[node] = [child for child, _ in node.next_functions if child is not None]
             found += graph[node]
-    leaves: dict[Node, set[torch.Tensor]] = {}  # of nodes that do not lead to x
-    beside: dict[Node, set[torch.Tensor]] = {}
+    leaves: dict[Node, set[Weight]] = {}  # of nodes that do not lead to x
+    beside: dict[Node, set[Weight]] = {}
+
+    def weights_of(node: Node) -> set[Weight]:
+        found: set[Weight] = set()
+        for child, index in node.next_functions:
+            parents = () if child is None else child.next_functions
+            if any(getattr(parent, "gathers_weights", False) for parent, _ in parents):
+                found.add(GradientEdge(child, index))  # pyright: ignore[reportArgumentType]
+            elif child in leaves:
+                found |= leaves[child]
+        return found
+
     for node in TopologicalSorter(graph).static_order():  # each after the nodes it leads to
-        weights = set().union(*(leaves[child] for child in graph[node] if child in leaves))
+        weights = weights_of(node)
         if node is not x and all(child in leaves for child in graph[node]):
             leaf = getattr(node, "variable", None)
             leaves[node] = weights if leaf is None else {leaf}
