@@ -31,7 +31,7 @@ from labkit.data_parallel.replicas import (
     check_replicas,
     copy_from_first,
 )
-from labkit.data_parallel.units import Unit, assign_grads, divide
+from labkit.data_parallel.units import Unit, assign_grads, divide, make_units
 from labkit.sizes import check_size
 
 
@@ -58,9 +58,10 @@ class FullyShardedDataParallel(DataParallelBase):
     the first, and get its buffers with each average. On GPUs the host synchronizes only if a
     parameter has no gradient here, to learn whether another rank has one.
 
-    A unit's backward starts when its output gets a gradient, or autograd first needs one of its
-    parameters. It ends when its inputs have theirs; later gradients are reduced at the end of
-    backward. Called twice, it is reduced twice.
+    To autograd a unit is a conjugate operator, as in tensor parallelism: it gathers its shards
+    forward, and reduces their gradients backward, when autograd has all of them. A unit's backward
+    starts when autograd first needs a tensor that it saved. Called twice, it is reduced twice.
+    A checkpoint inside a unit must call a module of it: only then are parameters gathered again.
 
     Args:
         units: modules inside ``module``, in the order in which forward calls them.
@@ -107,15 +108,8 @@ class FullyShardedDataParallel(DataParallelBase):
         self.reshard_after_forward = reshard_after_forward
         self.groups = (group,) if replicate_group is None else (replicate_group, group)
         check_replicas(module, *self.groups)
-        names = {submodule: name for name, submodule in module.named_modules()}
-        groups_of: GroupsOf = {None: self.groups, **(groups_of_replicas or {})}
-        made: dict[nn.Module, Unit] = {}
-        # The root last: its module contains the units, which are materialized by then.
-        for unit_module in reversed(divided):
-            made[unit_module] = Unit(
-                names[unit_module], unit_module, divided[unit_module], groups_of
-            )
-        self._unit_modules = [each for each in divided if each is not module]
+        made = make_units(module, divided, {None: self.groups, **(groups_of_replicas or {})})
+        self._unit_modules = [submodule for submodule in divided if submodule is not module]
         self._root = made[module]
         self._units = [made[unit_module] for unit_module in divided]
         self._backward_order = [self._root, *self._units[:0:-1]]

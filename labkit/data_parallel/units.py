@@ -177,6 +177,18 @@ class Unit:
             flat.reset()
 
 
+def make_units(
+    module: nn.Module, divided: dict[nn.Module, Owners], groups: GroupsOf
+) -> dict[nn.Module, Unit]:
+    """Return the unit of each module in ``divided``."""
+    names = {submodule: name for name, submodule in module.named_modules()}
+    made: dict[nn.Module, Unit] = {}
+    # The root last: its module contains the units, which are materialized by then.
+    for unit_module in reversed(divided):
+        made[unit_module] = Unit(names[unit_module], unit_module, divided[unit_module], groups)
+    return made
+
+
 def assign_grads(flats: list[FlatParameter]) -> None:
     """Assign averages to the parameters with a gradient on any rank.
 

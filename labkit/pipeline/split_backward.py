@@ -101,8 +101,8 @@ def _weights_beside(root: Node, x: Node) -> dict[Node, set[Weight]] | None:
     def weights_of(node: Node) -> set[Weight]:
         found: set[Weight] = set()
         for child, index in node.next_functions:
-            parents = () if child is None else child.next_functions
-            if any(getattr(parent, "gathers_weights", False) for parent, _ in parents):
+            beyond = () if child is None else child.next_functions
+            if any(getattr(node, "gathers_weights", False) for node, _ in beyond):
                 found.add(GradientEdge(child, index))  # pyright: ignore[reportArgumentType]
             elif child in leaves:
                 found |= leaves[child]

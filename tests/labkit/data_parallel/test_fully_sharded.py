@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from course.communication import communication_log
@@ -16,6 +17,7 @@ from course.parity import compare
 from labkit.data_parallel import FullyShardedDataParallel, flat_parameter
 from labkit.groups import group_of_one, init_groups
 from labkit.layout import ParallelLayout
+from labkit.pipeline.split_backward import split_backward
 from labkit.shape import GPT
 from labtrain.model import ParallelGPT
 from tests.labkit.data_parallel.conftest import loss_of, world
@@ -599,6 +601,31 @@ def without_no_sync():
 
 def test_every_backward_may_send(on_ranks):
     on_ranks(without_no_sync)
+
+
+def split():
+    """Matrix products in each half of a backward that is split; the gradients are those of one process."""
+    alone, module = make("layers").double(), make("layers").double()
+    model, [parts] = shard(module, reshard_after_forward=False), batches(2, 1, dtype=torch.float64)
+    for part in parts:
+        (loss_of(alone(part)) / 2).backward()
+    x = parts[world().rank()].clone().requires_grad_()
+    with model.no_sync():
+        loss = loss_of(model(x))
+        with profile(activities=[ProfilerActivity.CPU]) as first:
+            weight_gradients = split_backward(loss, x, None)
+        with profile(activities=[ProfilerActivity.CPU]) as second:
+            weight_gradients()
+    model.sync_gradients()
+    for each in (model, alone):
+        torch.optim.SGD(each.parameters(), lr=0.1).step()
+    assert_same([model.state_dict()], [alone.state_dict()], "split", tolerance=1e-10)
+    return [sum(each.count for each in half.key_averages() if each.key == "aten::mm") for half in (first, second)]
+
+
+def test_a_split_backward_computes_each_product_once(on_ranks):
+    num_matrices = 2 + 3 * 2
+    assert on_ranks(split) == [[num_matrices] * 2] * 2
 
 
 # -- state dicts, and the life of the wrapper --------------------------------------------------------------------------
