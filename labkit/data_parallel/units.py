@@ -138,7 +138,7 @@ class Unit:
         self.show("unsharded")
         for param, view in zip(self.trained, views):
             weight = view.view_as(view)  # a node for each weight: `split_backward` stops there
-            vars(weight).update(vars(param.unsharded))
+            weight.__dict__.update(vars(param.unsharded))
             for module, name in param.owners:
                 module._parameters[name] = weight
 
