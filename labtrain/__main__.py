@@ -14,10 +14,10 @@ from typing import Annotated, get_type_hints
 import torch
 import torch.distributed as dist
 import tyro
+
 from labkit.groups import local_rank
 from labkit.launch.rank import describe_error
 from labkit.launch.report import is_consequence
-
 from labtrain.command_line import run_command
 from labtrain.config import TrainConfig
 from labtrain.console import describe_end, describe_start

@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from labkit.groups import local_device, local_rank
-from labkit.shape import GPT
 from torch import nn
 from torch.distributed.checkpoint import filesystem, staging, state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
+from labkit.groups import local_device, local_rank
+from labkit.shape import GPT
 from labtrain.checkpoint_tensors import State, make_states, tensors_of, without_states
 from labtrain.command_line import run_command
 

@@ -14,11 +14,6 @@ from itertools import product
 from typing import Any
 
 import torch
-from labkit.data_parallel.replicas import grad_dtype_of
-from labkit.groups import ProcessGroups
-from labkit.partition import chunks_of_rank
-from labkit.placement import Shard, copy_groups_of, placement_of, shape_before_flat, unsharded_size
-from labkit.shape import GPT
 from torch import nn
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -26,6 +21,12 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+from labkit.data_parallel.replicas import grad_dtype_of
+from labkit.groups import ProcessGroups
+from labkit.partition import chunks_of_rank
+from labkit.placement import Shard, copy_groups_of, placement_of, shape_before_flat, unsharded_size
+from labkit.shape import GPT
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
+
 from labkit import schedules
 from labkit.expert_parallel import LoadBalancing
 from labkit.layout import ParallelLayout
@@ -22,7 +23,6 @@ from labkit.partition import check_divides, check_sequence_cut, multiples_near, 
 from labkit.schedules import Schedule
 from labkit.shape import GPT
 from labkit.sizes import check_number, check_size, counted, divisors, either, whole_number
-
 from labtrain.data import InventedText, TokenFile, find_tokenizer
 
 SCHEDULES = {

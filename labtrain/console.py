@@ -14,12 +14,12 @@ from datetime import datetime, timezone
 
 import torch
 import torch.distributed as dist
+from tqdm import tqdm
+
 from labkit.groups import local_device
 from labkit.launch import progress
 from labkit.layout import ParallelLayout
 from labkit.sizes import counted, ranks_text
-from tqdm import tqdm
-
 from labtrain.config import TrainConfig
 from labtrain.metrics import open_metrics, open_tensorboard
 

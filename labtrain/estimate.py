@@ -11,6 +11,10 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import nn
+from torch._C._distributed_c10d import FakeProcessGroup
+from torch._subclasses.fake_tensor import FakeTensorMode
+
 from labkit.collectives import all_to_all
 from labkit.expert_parallel import layer
 from labkit.groups import AXES_OF_GROUP, ProcessGroups
@@ -18,10 +22,6 @@ from labkit.layout import ParallelLayout
 from labkit.placement import placement_of
 from labkit.sizes import counted, ranks_text
 from labkit.tensor_parallel.blocks import ReplicatedRMSNorm
-from torch import nn
-from torch._C._distributed_c10d import FakeProcessGroup
-from torch._subclasses.fake_tensor import FakeTensorMode
-
 from labtrain.config import TrainConfig, node_memory_bytes
 from labtrain.memory_estimate import MemoryEstimate, gib
 from labtrain.model import ParallelGPT

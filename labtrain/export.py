@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from labkit.shape import GPT
 from torch.distributed.checkpoint import state_dict_loader
 
+from labkit.shape import GPT
 from labtrain import checkpoint, pretrained
 from labtrain.command_line import run_command
 

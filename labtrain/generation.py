@@ -15,14 +15,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import nn
+
 from labkit import pipeline
 from labkit.groups import ProcessGroups, local_device
 from labkit.schedules import gpipe
 from labkit.shape import GPT
 from labkit.sizes import check_number, check_size, whole_number
 from labkit.tensor_parallel.operators import all_gather
-from torch import nn
-
 from labtrain.model import ParallelGPT
 
 

@@ -14,6 +14,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
 from labkit.context_parallel import (
     all_gather_attention,
     positions,
@@ -30,8 +33,6 @@ from labkit.tensor_parallel.blocks import ReplicatedLayerNorm, ReplicatedRMSNorm
 from labkit.tensor_parallel.operators import scatter_to_sequence
 from labkit.tensor_parallel.shards import draw
 from labkit.tensor_parallel.vocabulary import VocabParallelEmbedding, vocab_parallel_cross_entropy
-from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 STD = 0.02  # the standard deviation of a new weight, as in GPT-2
 NORMS = {"layernorm": ReplicatedLayerNorm, "rmsnorm": ReplicatedRMSNorm}

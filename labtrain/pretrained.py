@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from labkit.groups import ProcessGroups, group_of_one, local_device
-from labkit.shape import GPT
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from labkit.groups import ProcessGroups, group_of_one, local_device
+from labkit.shape import GPT
 from labtrain import hugging_face as hf
 from labtrain.checkpoint import raise_on_all_ranks
 from labtrain.checkpoint_tensors import is_my_turn, slices_of

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from torch.profiler import profile, record_function
+from tqdm import tqdm
+
 from labkit.groups import ProcessGroups
 from labkit.schedules import Op
 from labkit.timeline.trace import Trace
-from torch.profiler import profile, record_function
-from tqdm import tqdm
 
 
 class ProfilerLabels(Trace):

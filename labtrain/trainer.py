@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.optim import AdamW, Optimizer
+
 from labkit import pipeline
 from labkit.context_parallel import positions
 from labkit.data_parallel import DataParallel, FullyShardedDataParallel
@@ -31,9 +34,6 @@ from labkit.schedules import Schedule
 from labkit.sizes import ranks_text
 from labkit.tensor_parallel import seed_replicas
 from labkit.timeline.trace import Trace
-from torch import nn
-from torch.optim import AdamW, Optimizer
-
 from labtrain.config import TrainConfig
 from labtrain.console import Step, progress_bar
 from labtrain.data import EVALUATION_SAMPLES

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from labkit.data_parallel.replicas import check_alike
-from labkit.device import prepare_gpu, take_turns
-from labkit.groups import local_device, local_rank
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from labkit.data_parallel.replicas import check_alike
+from labkit.device import prepare_gpu, take_turns
+from labkit.groups import local_device, local_rank
 from labtrain.config import TrainConfig
 from labtrain.data import TokenFile
 
