@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from labkit.groups import ProcessGroups, group_of_one, local_device
+from labkit.placement import placements
 from labkit.shape import GPT
 from labtrain import hugging_face as hf
 from labtrain.checkpoint import raise_on_all_ranks
@@ -148,8 +149,9 @@ def load(
     found = dict[str, Found]()
     raise_on_all_ranks(lambda: found.update(check(folder, shape)))
     sizes = unsharded_sizes(shape)
+    placed = placements(*models)
     for name, parameter in _named_parameters(models):
-        for offsets, values in slices_of(parameter.detach(), parameter):
+        for offsets, values in slices_of(parameter.detach(), placed[name]):
             for tensor, part, index in _parts(name, sizes[name], shape, offsets, values):
                 # Closed after each part: its pages leave memory
                 with safe_open(found[tensor].path, "pt") as file:
@@ -347,8 +349,9 @@ def save(
     raise_on_all_ranks(lambda: check_biases(buffers))
     # Of ranks with the same numbers, one gives them
     given = {}
+    placed = placements(*models)
     for name, parameter in _named_parameters(models):
-        if is_my_turn(0, parameter, groups):
+        if is_my_turn(0, placed[name], groups):
             given[name] = parameter
     sizes = unsharded_sizes(models[0].shape)
     dtype = next(models[0].parameters()).dtype
@@ -356,7 +359,7 @@ def save(
     def unsharded(name: str, writer: int) -> torch.Tensor:
         tensor = torch.zeros(sizes[name], dtype=dtype, device=local_device())
         if name in given:
-            for offsets, values in slices_of(given[name].detach(), given[name]):
+            for offsets, values in slices_of(given[name].detach(), placed[name]):
                 tensor[_box(offsets, values.shape)] = values
         # Each number comes from one rank; as bytes, so that also -0.0 stays
         if groups.layout.world_size > 1:

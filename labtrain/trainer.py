@@ -29,7 +29,7 @@ from labkit.expert_parallel import end_step
 from labkit.gradients import all_reduce_grads, loss_and_grad_norm, scale_grads
 from labkit.groups import ProcessGroups, init_groups, local_device
 from labkit.partition import rows_of_replica
-from labkit.placement import shape_before_flat
+from labkit.placement import placed_parameters, shape_before_flat
 from labkit.schedules import Schedule
 from labkit.sizes import ranks_text
 from labkit.tensor_parallel import seed_replicas
@@ -127,10 +127,6 @@ def make_models(
     return models
 
 
-def _parameters_of(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
-    return [parameter for module in modules for parameter in module.parameters()]
-
-
 class Trainer:
     """A rank's chunks of the model, its optimizer, and its place in the data.
 
@@ -166,7 +162,7 @@ class Trainer:
         self.dataset = config.make_dataset()
         self.models = make_models(config, self.schedule, groups)
         if config.precision == "bfloat16":
-            for parameter in _parameters_of(self.models):
+            for parameter in placed_parameters(*self.models):
                 # The sum over many micro-batches needs more bits than bfloat16
                 parameter.grad_dtype = torch.float32
         self.chunks = [self.wrap(model) for model in self.models]
@@ -174,7 +170,7 @@ class Trainer:
             from labtrain import pretrained  # which needs safetensors
 
             pretrained.load(config.init_from, self.models, groups)
-        self.parameters = _parameters_of(self.chunks)
+        self.parameters = placed_parameters(*self.chunks)  # parameter -> its placement
         self.tied = self._tied_embedding()
         self.optimizer = self.make_optimizer()
         self._state = self._make_state()
@@ -301,7 +297,7 @@ class Trainer:
         loss_share, num_counted = self.run(self.schedule.forward_only(), batch)
         for chunk in self.chunks:
             chunk.train()
-        sums = loss_and_grad_norm(loss_share, [], self.groups, num_counted)
+        sums = loss_and_grad_norm(loss_share, {}, self.groups, num_counted)
         return self._all_over_counted(batch, sums.num_counted) * sums.loss
 
     def run(
@@ -400,8 +396,8 @@ class Trainer:
         config = self.config
         matrices = []
         others = []
-        for parameter in self.parameters:
-            if len(shape_before_flat(parameter)) > 1:
+        for parameter, placement in self.parameters.items():
+            if len(shape_before_flat(parameter, placement)) > 1:
                 matrices.append(parameter)
             else:
                 others.append(parameter)

@@ -5,12 +5,11 @@ from torch import nn
 
 from course.museum.faults import Fault
 from labkit import gradients, pipeline
-from labkit.placement import placement_of
 from labtrain import Trainer
 
 
 def replicas_counted_in_the_norm():
-    gradients.copy_groups_of = lambda p, groups: placement_of(p).copy_groups  # as if every rank had a shard of its own
+    gradients.copy_groups_of = lambda placement, _: placement.copy_groups  # as if every rank had a shard of its own
 
 
 def sends_on_every_micro_batch():
@@ -26,9 +25,12 @@ def optimizer_made_before_sharding():
     right = Trainer.wrap
 
     def wrap(self, model):
-        before = [nn.Parameter(torch.empty(each.shape, dtype=each.dtype)) for each in model.parameters()]
+        before = [
+            (f"module.{name}", nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype)))
+            for name, parameter in model.named_parameters()
+        ]
         chunk = right(self, model)
-        chunk.parameters = lambda recurse=True: iter(before)  # no longer the model's
+        chunk.named_parameters = lambda *_, **__: iter(before)  # no longer the model's
         return chunk
 
     Trainer.wrap = wrap

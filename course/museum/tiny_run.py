@@ -18,8 +18,9 @@ from course.communication import CommunicationLog, communication_log
 from course.parity import Difference, compare, gradients, weights
 from labkit.groups import ProcessGroups, init_groups
 from labkit.layout import ParallelLayout
+from labkit.placement import placements
 from labkit.shape import GPT
-from labkit.tensor_parallel import shard_like, shard_of, vocabulary
+from labkit.tensor_parallel import shard_like, vocabulary
 from labtrain import TrainConfig, Trainer
 
 LABEL_SMOOTHING, CLIP_NORM, LEARNING_RATE = 0.1, 0.2, 0.5
@@ -115,12 +116,12 @@ def on_rank(apply: Callable[[], None], expected: Run, config: TrainConfig) -> Se
         trainer = TinyTrainer(config, groups)
         with communication_log() as log:
             run = train(trainer)
-        parameters = dict(trainer.models[0].named_parameters())
+        placed = placements(trainer.models[0])
 
         def alike(found: dict, whole: dict) -> tuple[dict, dict]:
             if config.zero_stage:
                 return joined(found, groups.shard, whole), whole
-            return found, {name: shard_like(whole[name], p) for name, p in parameters.items()}
+            return found, {name: shard_like(whole[name], placement) for name, placement in placed.items()}
 
         start, first = alike(run.weights, expected.weights), alike(run.gradients, expected.gradients)
         hidden, heads = map(fingerprint, dropout_masks(groups)) if config.tp_size > 1 else ("", "")
@@ -129,7 +130,7 @@ def on_rank(apply: Callable[[], None], expected: Run, config: TrainConfig) -> Se
             run.norms,
             compare(*start),
             compare(*first),
-            fingerprint([first[0][name] for name, parameter in parameters.items() if shard_of(parameter) is None]),
+            fingerprint([first[0][name] for name, placement in placed.items() if not placement.shards]),
             hidden,
             heads,
             sharding(trainer, log) if config.zero_stage else None,
