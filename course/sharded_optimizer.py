@@ -50,9 +50,9 @@ class ShardedOptimizer(Optimizer):
             raise ValueError(f"{name} does not treat numbers one by one: use it without ShardedOptimizer")
         super().__init__(params, {})
         self.group = group
-        given = [p for each in self.param_groups for p in each["params"]]
-        buckets = in_buckets(dict.fromkeys(given, Placement()), BUCKET_BYTES)
-        self._buffers = [_Buffer(parameters, group) for parameters in buckets]
+        given = {p: Placement() for each in self.param_groups for p in each["params"]}
+        buckets = in_buckets(given, BUCKET_BYTES)
+        self._buffers = [_Buffer(list(parameters), group) for parameters in buckets]
         shards = {p: shard for buffer in self._buffers for p, shard in buffer.shards.items()}
         mine = [{**each, "params": [shards[p] for p in each["params"]]} for each in self.param_groups]
         self.local = optimizer_class(mine, **options)

@@ -4,7 +4,7 @@ model's gradient.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -12,12 +12,10 @@ import torch.distributed as dist
 from torch import nn
 
 from labkit.groups import ProcessGroups, local_device
-from labkit.placement import Placement, copy_groups_of
+from labkit.placement import PlacedParameters, copy_groups_of
 
 
-def all_reduce_grads(
-    parameters: Mapping[nn.Parameter, Placement], group: dist.ProcessGroup
-) -> None:
+def all_reduce_grads(parameters: PlacedParameters, group: dist.ProcessGroup) -> None:
     """Sum over the tensor group the gradients whose placement says ``defer_grad_reduce``, in one
     message.
 
@@ -53,7 +51,7 @@ class Sums(NamedTuple):
 
 def loss_and_grad_norm(
     loss_share: torch.Tensor,
-    parameters: Mapping[nn.Parameter, Placement],
+    parameters: PlacedParameters,
     groups: ProcessGroups,
     num_counted: torch.Tensor | int = 0,
     wants_to_end: bool = False,

@@ -63,6 +63,9 @@ class Placement:
     flat: FlatShard | None = None
 
 
+PlacedParameters = dict[nn.Parameter, Placement]  # in the order of ``model.parameters()``
+
+
 def placements(*models: nn.Module) -> dict[str, Placement]:
     """Return the placement of each parameter of a model, or of a rank's chunks of one, by its name.
 
@@ -96,7 +99,7 @@ def set_placement(module: nn.Module, name: str, placement: Placement) -> None:
     vars(module).setdefault("placements", {})[name] = placement
 
 
-def placed_parameters(*models: nn.Module) -> dict[nn.Parameter, Placement]:
+def placed_parameters(*models: nn.Module) -> PlacedParameters:
     """Return the parameters of a model, or of a rank's chunks of one, each with its placement."""
     by_name = placements(*models)
     return {p: by_name[name] for model in models for name, p in model.named_parameters()}

@@ -108,11 +108,9 @@ def tensors_of(state: State, to_save: bool = False) -> Iterator[tuple[str, torch
         for name, buffer in model.named_buffers():
             yield f"model.{name}", buffer
     # From the smallest to the largest, so that turns are about equal; the same order on all ranks
-    parameters = _named_parameters(state)
-    placed = placements(*state.models)
-    parameters.sort(key=lambda pair: shape_before_flat(pair[1], placed[pair[0]]).numel())
-    for number, (name, parameter) in enumerate(parameters):
-        placement = placed[name]
+    parameters = named_parameters(state.models)
+    parameters.sort(key=lambda named: shape_before_flat(*named[1:]).numel())
+    for number, (name, parameter, placement) in enumerate(parameters):
         if to_save and not is_my_turn(number, placement, state.groups):
             continue
         named = {f"model.{name}": parameter.detach()}
@@ -125,8 +123,10 @@ def tensors_of(state: State, to_save: bool = False) -> Iterator[tuple[str, torch
                 yield key, SlicedTensor(unsharded_size(tensor, placement), slices)
 
 
-def _named_parameters(state: State) -> list[tuple[str, nn.Parameter]]:
-    return [pair for model in state.models for pair in model.named_parameters()]
+def named_parameters(models: Sequence[nn.Module]) -> list[tuple[str, nn.Parameter, Placement]]:
+    """Return the parameters of a rank's chunks of the model: name, tensor and placement of each."""
+    placed = placements(*models)
+    return [(name, p, placed[name]) for model in models for name, p in model.named_parameters()]
 
 
 def is_my_turn(number: int, placement: Placement, groups: ProcessGroups) -> bool:
@@ -240,7 +240,7 @@ def without_states(state: State, saved: Container[str]) -> list[tuple[str, nn.Pa
     never trained.
     """
     found = []
-    for name, parameter in _named_parameters(state):
+    for name, parameter, _ in named_parameters(state.models):
         keys = state.optimizer.state.get(parameter, {})
         if any(f"optimizer.{name}.{key}" not in saved for key in keys):
             found.append((name, parameter))

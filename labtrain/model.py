@@ -177,7 +177,7 @@ class ParallelGPT(nn.Module):
     def reset_parameters(self) -> None:
         """Draw the model's own parameters: learned positions."""
         if "positions" in self._parameters:
-            draw(self.positions, self.placements["positions"], normal("positions", self.seed))
+            draw(self, "positions", normal("positions", self.seed))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         token_positions = self._positions_of(x)  # [seq]

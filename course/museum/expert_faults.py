@@ -95,9 +95,10 @@ def recomputation_counts_too():
 def every_rank_loads_the_first_experts():
     right = layer.draw
 
-    def draw(weight, placement, init_method):
-        with patch.object(shards, "shard_like", lambda whole, _: whole[: len(weight)]):
-            return right(weight, placement, init_method)
+    def draw(experts, name, init_method):
+        num_local = len(getattr(experts, name))
+        with patch.object(shards, "shard_like", lambda whole, _: whole[:num_local]):
+            return right(experts, name, init_method)
 
     layer.draw = draw
 

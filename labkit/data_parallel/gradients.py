@@ -24,7 +24,7 @@ from labkit.data_parallel.replicas import (
     materialize,
 )
 from labkit.groups import local_device
-from labkit.placement import Placement, placed_parameters
+from labkit.placement import PlacedParameters, Placement, placed_parameters
 from labkit.sizes import check_size
 
 BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's default
@@ -99,9 +99,7 @@ class DataParallel(DataParallelBase):
         self.overlap = overlap
         # In backward's order
         trained = {p: placed[p] for p in reversed(placed) if p.requires_grad}
-        self._buckets = []
-        for parameters in in_buckets(trained, bucket_bytes):
-            self._buckets.append(_Bucket(parameters, placed[parameters[0]], group))
+        self._buckets = [_Bucket(kind, group) for kind in in_buckets(trained, bucket_bytes)]
         self._next_bucket = 0  # all ranks send buckets in the same order
         self._bucket_of = {
             parameter: bucket for bucket in self._buckets for parameter in bucket.parameters
@@ -204,14 +202,13 @@ class _Bucket:
     gradient.
     """
 
-    def __init__(
-        self, parameters: list[nn.Parameter], placement: Placement, group: dist.ProcessGroup
-    ):
-        self.parameters = parameters
-        [self.group], self.divisor = average_over(placement, {None: (group,)})
+    def __init__(self, parameters: PlacedParameters, group: dist.ProcessGroup):
+        self.parameters = list(parameters)
+        first = self.parameters[0]
+        [self.group], self.divisor = average_over(parameters[first], {None: (group,)})
         sizes = [parameter.numel() for parameter in parameters]
-        dtype = grad_dtype_of(parameters[0])
-        self.buffer = torch.zeros(sum(sizes) + len(sizes), dtype=dtype, device=parameters[0].device)
+        dtype = grad_dtype_of(first)
+        self.buffer = torch.zeros(sum(sizes) + len(sizes), dtype=dtype, device=first.device)
         *views, self.flags = self.buffer.split([*sizes, len(sizes)])
         self.views = {p: view.view_as(p) for p, view in zip(parameters, views)}
         self.arrived: set[nn.Parameter] = set()
@@ -277,14 +274,12 @@ def average_over(placement: Placement, groups: GroupsOf) -> tuple[Groups, int]:
     return over, placement.grad_divisor or size
 
 
-def in_buckets(
-    parameters: Mapping[nn.Parameter, Placement], bucket_bytes: float
-) -> list[list[nn.Parameter]]:
+def in_buckets(parameters: PlacedParameters, bucket_bytes: float) -> list[PlacedParameters]:
     """Return parameters in buckets, each of one dtype, device and group; the last of each kind may
     not be full.
     """
-    buckets: list[list[nn.Parameter]] = []
-    filling: dict[tuple, list[nn.Parameter]] = {}
+    buckets: list[PlacedParameters] = []
+    filling: dict[tuple, PlacedParameters] = {}
     for p, placement in parameters.items():
         kind = (
             p.dtype,
@@ -295,9 +290,9 @@ def in_buckets(
             placement.grad_divisor,
         )
         if kind not in filling:
-            filling[kind] = []
+            filling[kind] = {}
             buckets.append(filling[kind])
-        filling[kind].append(p)
+        filling[kind][p] = placement
         if sum(each.nbytes for each in filling[kind]) >= bucket_bytes:
             del filling[kind]
     return buckets

@@ -150,15 +150,16 @@ class Experts(nn.Module):
         replicas: Any = {}
         if groups.expert_dp is not groups.dp_cp:  # otherwise they are averaged as all else is
             replicas = dict(replica_group=groups.expert_dp, grad_divisor=groups.dp_cp.size())
-        up = Placement((of_experts, of_up), **replicas)
-        down = Placement((of_experts, of_down), **replicas)
-        self.placements = {"up": up, "down": down}
+        self.placements = {
+            "up": Placement((of_experts, of_up), **replicas),
+            "down": Placement((of_experts, of_down), **replicas),
+        }
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         init_up, init_down = self.init_methods
-        draw(self.up, self.placements["up"], init_up)
-        draw(self.down, self.placements["down"], init_down)
+        draw(self, "up", init_up)
+        draw(self, "down", init_down)
 
     def forward(self, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         refuse_autocast("Experts", rows.device)

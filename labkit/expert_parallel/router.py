@@ -131,7 +131,7 @@ class Router(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        draw(self.weight, self.placements["weight"], self.init_method)
+        draw(self, "weight", self.init_method)
         self.expert_bias.zero_()
 
     def forward(self, x: torch.Tensor, seq_length: int) -> tuple[Routing, Load]:

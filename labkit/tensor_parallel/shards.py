@@ -13,7 +13,7 @@ from torch import nn
 
 from labkit.groups import local_device
 from labkit.partition import chunks_of_rank
-from labkit.placement import Placement, Shard, unsharded_size
+from labkit.placement import Placement, Shard, placement_of, unsharded_size
 from labkit.tensor_parallel.operators import all_gather
 
 
@@ -62,7 +62,7 @@ class ShardedWeight(nn.Module):
         Raises:
             ValueError: the ranks of the group drew different weights: their seeds differ.
         """
-        master = draw(self.weight, self.placements["weight"], self.init_method)
+        master = draw(self, "weight", self.init_method)
         if master is not None and self.group.size() > 1:
             self._check_same_on_all_ranks(master)
         self.master_weight = master if self.keep_master_weight else None
@@ -85,11 +85,13 @@ class ShardedWeight(nn.Module):
 
 @torch.no_grad()
 def draw(
-    weight: nn.Parameter, placement: Placement, init_method: Callable[[torch.Tensor], object]
+    module: nn.Module, name: str, init_method: Callable[[torch.Tensor], object]
 ) -> torch.Tensor | None:
-    """Draw the unsharded weight on the CPU, keep this rank's shard, and return all of it; on the
-    meta device, do nothing.
+    """Draw a module's unsharded weight on the CPU, keep this rank's shard, and return all of it; on
+    the meta device, do nothing.
     """
+    weight = module.get_parameter(name)
+    placement = placement_of(module, name)
     if weight.is_meta:
         return None
     master = torch.empty(unsharded_size(weight, placement), dtype=weight.dtype, device="cpu")
