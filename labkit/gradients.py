@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import nn
 
 from labkit.groups import ProcessGroups, local_device
-from labkit.placement import copy_groups_of, placement_of
+from labkit.placement import PlacedParameters, copy_groups_of
 
 
-def all_reduce_grads(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
+def all_reduce_grads(parameters: PlacedParameters, group: dist.ProcessGroup) -> None:
     """Sum over the tensor group the gradients whose placement says ``defer_grad_reduce``, in one
     message.
 
@@ -23,7 +23,7 @@ def all_reduce_grads(parameters: Iterable[nn.Parameter], group: dist.ProcessGrou
     biases of row-parallel layers) gets a part of its gradient on each. Layer by layer, each
     micro-batch would send many small messages.
     """
-    deferred = [param for param in parameters if placement_of(param).defer_grad_reduce]
+    deferred = [param for param, placement in parameters.items() if placement.defer_grad_reduce]
     gradients = [param.grad for param in deferred if param.grad is not None]
     if gradients and group.size() > 1:
         flat = torch.cat([gradient.flatten() for gradient in gradients])
@@ -51,7 +51,7 @@ class Sums(NamedTuple):
 
 def loss_and_grad_norm(
     loss_share: torch.Tensor,
-    parameters: Iterable[nn.Parameter],
+    parameters: PlacedParameters,
     groups: ProcessGroups,
     num_counted: torch.Tensor | int = 0,
     wants_to_end: bool = False,
@@ -64,9 +64,9 @@ def loss_and_grad_norm(
     """
     # Gradients by the number of ranks that have the same
     gradients: dict[int, list[torch.Tensor]] = defaultdict(list)
-    for parameter in parameters:
-        if parameter.grad is not None and not placement_of(parameter).is_tied_copy:
-            num_copies = math.prod(group.size() for group in copy_groups_of(parameter, groups))
+    for parameter, placement in parameters.items():
+        if parameter.grad is not None and not placement.is_tied_copy:
+            num_copies = math.prod(group.size() for group in copy_groups_of(placement, groups))
             gradients[num_copies].append(parameter.grad)
     squares = torch.zeros((), dtype=torch.float64, device=local_device())
     for num_copies, same in gradients.items():

@@ -25,7 +25,14 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from labkit.data_parallel.replicas import grad_dtype_of
 from labkit.groups import ProcessGroups
 from labkit.partition import chunks_of_rank
-from labkit.placement import Shard, copy_groups_of, placement_of, shape_before_flat, unsharded_size
+from labkit.placement import (
+    Placement,
+    Shard,
+    copy_groups_of,
+    placements,
+    shape_before_flat,
+    unsharded_size,
+)
 from labkit.shape import GPT
 
 
@@ -101,10 +108,10 @@ def tensors_of(state: State, to_save: bool = False) -> Iterator[tuple[str, torch
         for name, buffer in model.named_buffers():
             yield f"model.{name}", buffer
     # From the smallest to the largest, so that turns are about equal; the same order on all ranks
-    parameters = _named_parameters(state)
-    parameters.sort(key=lambda pair: shape_before_flat(pair[1]).numel())
-    for number, (name, parameter) in enumerate(parameters):
-        if to_save and not is_my_turn(number, parameter, state.groups):
+    parameters = named_parameters(state.models)
+    parameters.sort(key=lambda named: shape_before_flat(*named[1:]).numel())
+    for number, (name, parameter, placement) in enumerate(parameters):
+        if to_save and not is_my_turn(number, placement, state.groups):
             continue
         named = {f"model.{name}": parameter.detach()}
         for key, value in state.optimizer.state.get(parameter, {}).items():
@@ -112,49 +119,49 @@ def tensors_of(state: State, to_save: bool = False) -> Iterator[tuple[str, torch
         for key, tensor in named.items():
             if tensor.shape != parameter.shape:  # a count of steps, say
                 yield key, tensor
-            elif slices := dict(slices_of(tensor, parameter)):
-                yield key, SlicedTensor(unsharded_size(parameter), slices)
+            elif slices := dict(slices_of(tensor, placement)):
+                yield key, SlicedTensor(unsharded_size(tensor, placement), slices)
 
 
-def _named_parameters(state: State) -> list[tuple[str, nn.Parameter]]:
-    return [pair for model in state.models for pair in model.named_parameters()]
+def named_parameters(models: Sequence[nn.Module]) -> list[tuple[str, nn.Parameter, Placement]]:
+    """Return the parameters of a rank's chunks of the model: name, tensor and placement of each."""
+    placed = placements(*models)
+    return [(name, p, placed[name]) for model in models for name, p in model.named_parameters()]
 
 
-def is_my_turn(number: int, parameter: nn.Parameter, groups: ProcessGroups) -> bool:
+def is_my_turn(number: int, placement: Placement, groups: ProcessGroups) -> bool:
     """Whether this one of the ranks with the same numbers saves them: they take turns, parameter by
     parameter.
 
     With two groups of copies, of 2 and 3 ranks, parameter 5 = 1 + 2 * (2 + 3 * 0) is saved by the
     rank that is number 1 in the first group and number 2 in the second.
     """
-    for group in copy_groups_of(parameter, groups):
+    for group in copy_groups_of(placement, groups):
         number, turn = divmod(number, group.size())
         if turn != group.rank():
             return False
-    return not placement_of(parameter).is_tied_copy
+    return not placement.is_tied_copy
 
 
 def slices_of(
-    tensor: torch.Tensor, parameter: nn.Parameter
+    tensor: torch.Tensor, placement: Placement
 ) -> Iterator[tuple[torch.Size, torch.Tensor]]:
-    """Yield the slices of a tensor that lies like its parameter, with their offsets in the whole
-    tensor.
+    """Yield the slices of a parameter with this placement, or of its optimizer state, with their
+    offsets in the whole tensor.
 
     For example, rank 1 of 2 has the columns 2 and 3 of a [2, 4] matrix, and of those four numbers,
     in memory one after the other, the last three: first the block [[4.]], then the whole row.
 
-    >>> from labkit.placement import FlatShard, Placement, set_placement
-    >>> weight = nn.Parameter(torch.tensor([4.0, 7.0, 8.0]))
+    >>> from labkit.placement import FlatShard
     >>> columns = Shard(1, 4, torch.distributed.ProcessGroup(1, 2))  # dim 1, 4 columns in all
     >>> flat = FlatShard(torch.Size([2, 2]), start=1)
-    >>> set_placement(weight, Placement((columns,), flat=flat))
-    >>> for offsets, values in slices_of(weight.detach(), weight):
+    >>> placement = Placement((columns,), flat=flat)
+    >>> for offsets, values in slices_of(torch.tensor([4.0, 7.0, 8.0]), placement):
     ...     print(list(offsets), values.tolist())
     [0, 3] [[4.0]]
     [1, 2] [[7.0, 8.0]]
     """
-    placement = placement_of(parameter)
-    shape = shape_before_flat(parameter)
+    shape = shape_before_flat(tensor, placement)
     shard_of_dim = {shard.dim: shard for shard in placement.shards}
     start = placement.flat.start if placement.flat else 0
     for offsets, block in _blocks(tensor.flatten(), shape, start):
@@ -233,7 +240,7 @@ def without_states(state: State, saved: Container[str]) -> list[tuple[str, nn.Pa
     never trained.
     """
     found = []
-    for name, parameter in _named_parameters(state):
+    for name, parameter, _ in named_parameters(state.models):
         keys = state.optimizer.state.get(parameter, {})
         if any(f"optimizer.{name}.{key}" not in saved for key in keys):
             found.append((name, parameter))

@@ -19,7 +19,7 @@ from labkit.collectives import all_to_all
 from labkit.expert_parallel import layer
 from labkit.groups import AXES_OF_GROUP, ProcessGroups
 from labkit.layout import ParallelLayout
-from labkit.placement import placement_of
+from labkit.placement import placed_parameters
 from labkit.sizes import counted, ranks_text
 from labkit.tensor_parallel.blocks import ReplicatedRMSNorm
 from labtrain.build import make_models
@@ -88,14 +88,14 @@ def what_a_rank_holds(
         models = make_models(config, schedule, groups)
         for model in models:
             _move_to_cpu(model)
-        parameters = [param for model in models for param in model.parameters()]
+        parameters = placed_parameters(*models)
         memories = {param.untyped_storage()._cdata for param in parameters}
         kept = [_kept_bytes(model, memories, config) for model in models]
         unsharded = 0
         shard = 0.0
-        for param in parameters:
+        for param, placement in parameters.items():
             unsharded += param.numel()
-            is_expert = placement_of(param).replica_group is not None
+            is_expert = placement.replica_group is not None
             shard_group = groups.expert_shard if is_expert else groups.shard
             shard += param.numel() / shard_group.size()
         units = [unit for model in models for unit in model.units]

@@ -26,7 +26,7 @@ from labkit.context_parallel import (
 from labkit.expert_parallel import Load, MoELayer, attach_loss
 from labkit.groups import group_of_one, groups_of_one
 from labkit.partition import check_sequence_cut, layers_of_stage
-from labkit.placement import PlacedModule, Placement, placement_of
+from labkit.placement import Placement
 from labkit.shape import GPT
 from labkit.tensor_parallel import ParallelMLP, ParallelSelfAttention, ShardedDropout
 from labkit.tensor_parallel.blocks import ReplicatedLayerNorm, ReplicatedRMSNorm, rotation
@@ -43,7 +43,7 @@ CONTEXT_PARALLEL = {
 }
 
 
-class ParallelGPT(PlacedModule):
+class ParallelGPT(nn.Module):
     """A GPT, or one stage of it, on the ranks of a tensor-parallel group.
 
     ``forward(x)`` takes token ids [batch, seq] on the first stage, hidden states on the later ones.
@@ -152,12 +152,12 @@ class ParallelGPT(PlacedModule):
         if self.is_first or is_tied_copy:
             self.embedding = self._vocab_parallel("embedding", options)
         if is_tied_copy:  # the first stage, on another rank, has the same weight
-            placement = placement_of(self.embedding.weight)
-            self.embedding.set_placements(weight=replace(placement, is_tied_copy=True))
+            table = self.embedding.placements
+            table["weight"] = replace(table["weight"], is_tied_copy=True)
         if self.is_first and self.shape.positions == "learned":
             size = (self.shape.seq_length, self.shape.hidden_size)
             self.positions = nn.Parameter(torch.empty(size, **factory))
-            self.set_placements(positions=Placement(copy_groups=(self.group,)))
+            self.placements = {"positions": Placement(copy_groups=(self.group,))}
             self.reset_parameters()
         if self.is_first:
             self.dropout = _dropout(dropout, self.group, self.sequence_parallel)
@@ -177,7 +177,7 @@ class ParallelGPT(PlacedModule):
     def reset_parameters(self) -> None:
         """Draw the model's own parameters: learned positions."""
         if "positions" in self._parameters:
-            draw(self.positions, normal("positions", self.seed))
+            draw(self, "positions", normal("positions", self.seed))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         token_positions = self._positions_of(x)  # [seq]

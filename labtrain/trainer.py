@@ -238,7 +238,7 @@ class Trainer:
         loss_share, num_counted = self.run(self.schedule.forward_only(), batch)
         for chunk in self.chunks:
             chunk.train()
-        sums = loss_and_grad_norm(loss_share, [], self.groups, num_counted)
+        sums = loss_and_grad_norm(loss_share, {}, self.groups, num_counted)
         return self._all_over_counted(batch, sums.num_counted) * sums.loss
 
     def run(

@@ -60,7 +60,7 @@ class FlatParameter:
 
     def __init__(self, places: Places, groups: GroupsOf, unit: str):
         first = next(iter(places))
-        self.groups, self.divisor = average_over(first, groups)
+        self.groups, self.divisor = average_over(placement_of(*places[first][0]), groups)
         *self.replicas, self.group = self.groups
         self.is_trained = first.requires_grad
         self.grad_dtype = grad_dtype_of(first)
@@ -97,7 +97,8 @@ class FlatParameter:
             whole.data.copy_(p)
         flat = FlatShard(p.shape, max(self.offset - start, 0), tuple(self.replicas))
         shard = like(p, self.shard[in_shard]) if p.is_meta else p
-        set_placement(shard, replace(placement_of(p), flat=flat))
+        for module, name in places:
+            set_placement(module, name, replace(placement_of(module, name), flat=flat))
         shard.grad = None
         shard.data = self.shard[in_shard]
         absent = shard.detach().as_subclass(Absent)

@@ -7,7 +7,7 @@ Source: Li et al., "PyTorch Distributed", VLDB 2020 (arXiv 2006.15704), section 
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from labkit.data_parallel.replicas import (
     materialize,
 )
 from labkit.groups import local_device
-from labkit.placement import placement_of
+from labkit.placement import PlacedParameters, Placement, placed_parameters
 from labkit.sizes import check_size
 
 BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's default
@@ -90,14 +90,16 @@ class DataParallel(DataParallelBase):
         _refuse_second_wrapper(module)
         check_replicas(module, group)
         materialize(module, local_device())
-        copy_from_first((*module.parameters(), *module.buffers()), group)
+        placed = placed_parameters(module)
+        for parameter, placement in placed.items():
+            copy_from_first([parameter], placement.replica_group or group)
+        copy_from_first(module.buffers(), group)
         self.module = module
         self.groups = (group,)
         self.overlap = overlap
-        trained = [
-            p for p in reversed([*module.parameters()]) if p.requires_grad
-        ]  # in backward's order
-        self._buckets = [_Bucket(each, group) for each in in_buckets(trained, bucket_bytes)]
+        # In backward's order
+        trained = {p: placed[p] for p in reversed(placed) if p.requires_grad}
+        self._buckets = [_Bucket(kind, group) for kind in in_buckets(trained, bucket_bytes)]
         self._next_bucket = 0  # all ranks send buckets in the same order
         self._bucket_of = {
             parameter: bucket for bucket in self._buckets for parameter in bucket.parameters
@@ -200,12 +202,13 @@ class _Bucket:
     gradient.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup):
-        self.parameters = parameters
-        [self.group], self.divisor = average_over(parameters[0], {None: (group,)})
+    def __init__(self, parameters: PlacedParameters, group: dist.ProcessGroup):
+        self.parameters = list(parameters)
+        first = self.parameters[0]
+        [self.group], self.divisor = average_over(parameters[first], {None: (group,)})
         sizes = [parameter.numel() for parameter in parameters]
-        dtype = grad_dtype_of(parameters[0])
-        self.buffer = torch.zeros(sum(sizes) + len(sizes), dtype=dtype, device=parameters[0].device)
+        dtype = grad_dtype_of(first)
+        self.buffer = torch.zeros(sum(sizes) + len(sizes), dtype=dtype, device=first.device)
         *views, self.flags = self.buffer.split([*sizes, len(sizes)])
         self.views = {p: view.view_as(p) for p, view in zip(parameters, views)}
         self.arrived: set[nn.Parameter] = set()
@@ -255,11 +258,10 @@ class _Bucket:
         self.arrived.clear()
 
 
-def average_over(parameter: nn.Parameter, groups: GroupsOf) -> tuple[Groups, int]:
+def average_over(placement: Placement, groups: GroupsOf) -> tuple[Groups, int]:
     """Return the groups over which to sum a gradient, and the divisor: the placement's, or else
     their size.
     """
-    placement = placement_of(parameter)
     own = placement.replica_group
     candidates = groups.get(own, (own,))
     over = tuple(group for group in candidates if group is not None)
@@ -272,14 +274,13 @@ def average_over(parameter: nn.Parameter, groups: GroupsOf) -> tuple[Groups, int
     return over, placement.grad_divisor or size
 
 
-def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: float) -> list[list[nn.Parameter]]:
+def in_buckets(parameters: PlacedParameters, bucket_bytes: float) -> list[PlacedParameters]:
     """Return parameters in buckets, each of one dtype, device and group; the last of each kind may
     not be full.
     """
-    buckets: list[list[nn.Parameter]] = []
-    filling: dict[tuple, list[nn.Parameter]] = {}
-    for p in parameters:
-        placement = placement_of(p)
+    buckets: list[PlacedParameters] = []
+    filling: dict[tuple, PlacedParameters] = {}
+    for p, placement in parameters.items():
         kind = (
             p.dtype,
             grad_dtype_of(p),
@@ -289,9 +290,9 @@ def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: float) -> list[
             placement.grad_divisor,
         )
         if kind not in filling:
-            filling[kind] = []
+            filling[kind] = {}
             buckets.append(filling[kind])
-        filling[kind].append(p)
+        filling[kind][p] = placement
         if sum(each.nbytes for each in filling[kind]) >= bucket_bytes:
             del filling[kind]
     return buckets

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
 
-from labkit.placement import placement_of
+from labkit.placement import Placement, placements
 from labkit.sizes import ranks_text
 
 
@@ -155,8 +155,8 @@ def materialize(module: nn.Module, device: torch.device, memory: dict | None = N
 
 
 def like(parameter: nn.Parameter, data: torch.Tensor) -> nn.Parameter:
-    """Return a parameter with this data, and all attributes of the given one: its placement, its
-    ``grad_dtype``.
+    """Return a parameter with this data, and all attributes of the given one, its ``grad_dtype``
+    included.
     """
     made = nn.Parameter(data, parameter.requires_grad)
     vars(made).update(vars(parameter))
@@ -174,10 +174,11 @@ def check_replicas(module: nn.Module, *groups: dist.ProcessGroup) -> None:
     """Raise a ValueError on every rank unless names, shapes and types agree wherever tensors are
     replicated.
     """
+    by_name = placements(module)
     texts: dict[dist.ProcessGroup, list[str]] = {group: [] for group in groups}
     for name, x in [*module.named_parameters(), *module.named_buffers()]:
         frozen = ", frozen" if isinstance(x, nn.Parameter) and not x.requires_grad else ""
-        own = placement_of(x).replica_group
+        own = by_name.get(name, Placement()).replica_group  # of a buffer: None
         for group in groups if own is None else (own,):
             texts.setdefault(group, []).append(f"{name} {list(x.shape)} {str(x.dtype)[6:]}{frozen}")
     for each, mine in texts.items():
@@ -214,11 +215,9 @@ def check_alike(mine: dict[str, str], advice: str, group: dist.ProcessGroup | No
 
 
 def copy_from_first(tensors: Iterable[torch.Tensor], *groups: dist.ProcessGroup) -> None:
-    """Broadcast the values of the groups' first rank, or of the first in a parameter's
-    ``replica_group``.
-    """
+    """Broadcast the values of the groups' first rank."""
     for tensor in tensors:
         values = tensor.detach().contiguous()
-        for group in dict.fromkeys(placement_of(tensor).replica_group or group for group in groups):
+        for group in groups:
             dist.broadcast(values, group_src=0, group=group)
         tensor.detach().copy_(values)

@@ -16,6 +16,7 @@ from labkit.data_parallel.flat_parameter import FlatParameter, Form, Places
 from labkit.data_parallel.gradients import GroupsOf, in_buckets
 from labkit.data_parallel.replicas import materialize
 from labkit.groups import local_device
+from labkit.placement import placement_of
 
 
 def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Places]:
@@ -67,7 +68,8 @@ class Unit:
 
     def __init__(self, name: str, module: nn.Module, places: Places, groups: GroupsOf):
         self.name = f"unit {name}" if name else "the root"
-        kinds = in_buckets(places, math.inf)
+        placed = {p: placement_of(*having[0]) for p, having in places.items()}
+        kinds = in_buckets(placed, math.inf)
         self.flats = [
             FlatParameter({p: places[p] for p in kind}, groups, self.name) for kind in kinds
         ]

@@ -20,7 +20,7 @@ from torch import nn
 
 from labkit.autograd import first_derivative_only, refuse_autocast
 from labkit.groups import ProcessGroups
-from labkit.placement import PlacedModule, Placement
+from labkit.placement import Placement
 from labkit.sizes import check_size
 from labkit.tensor_parallel.operators import all_reduce, copy_to_tp
 from labkit.tensor_parallel.shards import draw
@@ -78,7 +78,7 @@ class Load(NamedTuple):
     seq_length: int  # how many tokens of a sequence the tensor ranks have together
 
 
-class Router(PlacedModule):
+class Router(nn.Module):
     """Chooses ``top_k`` of ``num_experts`` for each token: ``router(x, seq_length)`` gives a
     `Routing` and a `Load`.
 
@@ -118,9 +118,8 @@ class Router(PlacedModule):
         self.init_method = init_method
         self.reduces_in_backward = not defer_grad_reduce
         self.weight = nn.Parameter(torch.empty(num_experts, hidden_size, **factory))
-        self.set_placements(
-            weight=Placement(copy_groups=(groups.tp,), defer_grad_reduce=defer_grad_reduce)
-        )
+        replicated = Placement(copy_groups=(groups.tp,), defer_grad_reduce=defer_grad_reduce)
+        self.placements = {"weight": replicated}
         self.num_chosen: torch.Tensor | None = None  # no buffers: they differ from rank to rank
         self.num_preferred: torch.Tensor | None = None
         self.last_load: torch.Tensor | None = None
@@ -132,7 +131,7 @@ class Router(PlacedModule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        draw(self.weight, self.init_method)
+        draw(self, "weight", self.init_method)
         self.expert_bias.zero_()
 
     def forward(self, x: torch.Tensor, seq_length: int) -> tuple[Routing, Load]:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from labkit.partition import check_divides
-from labkit.placement import PlacedModule, Placement
+from labkit.placement import Placement
 from labkit.sizes import check_number, check_size
 from labkit.tensor_parallel.dropout import local_random_stream
 from labkit.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
@@ -193,7 +193,7 @@ def apply_rotary(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
     return rotated.to(x.dtype)
 
 
-class _ReplicatedNorm(PlacedModule):
+class _ReplicatedNorm(nn.Module):
     """Every rank has the whole weights.
 
     With ``sequence_parallel`` it sees only its tokens, so gradients are partial.
@@ -219,7 +219,7 @@ class _ReplicatedNorm(PlacedModule):
         self.reduces_in_backward = sequence_parallel and not defer_grad_reduce
         deferred = sequence_parallel and defer_grad_reduce
         replicated = Placement(copy_groups=(group,), defer_grad_reduce=deferred)
-        self.set_placements(weight=replicated, bias=replicated)
+        self.placements = dict.fromkeys(self._parameters, replicated)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weights = tuple(self.parameters())

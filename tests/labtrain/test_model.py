@@ -13,7 +13,7 @@ from torch import nn
 from course.communication import communication_log
 from labkit.data_parallel.replicas import materialize
 from labkit.groups import group_of_one, local_device
-from labkit.placement import Placement, placement_of
+from labkit.placement import Placement, placements
 from labkit.shape import GPT
 from labkit.tensor_parallel import ParallelSelfAttention, ShardedDropout, shard_like, unshard
 from labtrain.model import STD, ParallelGPT, normal
@@ -88,9 +88,10 @@ def give_values(stages, group):
     """Set every parameter to its shard of `any_value`."""
     sizes = whole_sizes()
     for stage in stages:
+        placed = placements(stage)
         for name, parameter in stage.named_parameters():
             whole = any_value(name, sizes[name]).to(local_device())
-            parameter.data.copy_(shard_like(whole, parameter))
+            parameter.data.copy_(shard_like(whole, placed[name]))
 
 
 def loss_of(stages, ids, targets):
@@ -104,8 +105,9 @@ def whole_gradients(stages, group):
     """Of every parameter, by name; the tied embedding's are added up over the stages that hold it."""
     gradients = {}
     for stage in stages:
+        placed = placements(stage)
         for name, parameter in stage.named_parameters():
-            gradient = unshard(parameter.grad, parameter).cpu()
+            gradient = unshard(parameter.grad, placed[name]).cpu()
             gradients[name] = gradients.get(name, 0) + gradient
     return gradients
 
@@ -205,11 +207,11 @@ def test_training_is_the_same_training(on_ranks):
 
 def start_weights(group, **options):
     """Of all stages together, whole, by name."""
-    return {
-        name: unshard(parameter, parameter).cpu()
-        for stage in stages_of(group, **options)
-        for name, parameter in stage.named_parameters()
-    }
+    weights = {}
+    for stage in stages_of(group, **options):
+        placed = placements(stage)
+        weights |= {name: unshard(p, placed[name]).cpu() for name, p in stage.named_parameters()}
+    return weights
 
 
 def assert_equal(got, expected):
@@ -242,7 +244,7 @@ def test_a_model_from_the_meta_device_starts_with_the_same_weights(on_ranks, opt
             materialize(late, local_device())
             for (name, one), (_, other) in zip(late.named_parameters(), early.named_parameters()):
                 assert torch.equal(one, other), name
-                assert placement_of(one) == placement_of(other) != Placement(), name
+                assert placements(late)[name] == placements(early)[name] != Placement(), name
 
     on_ranks(built)
 

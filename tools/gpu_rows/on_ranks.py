@@ -16,6 +16,7 @@ from labkit import pipeline, tensor_parallel
 from labkit.context_parallel import positions
 from labkit.groups import init_groups, local_device
 from labkit.layout import ParallelLayout
+from labkit.placement import placements
 from labkit.sizes import divisors
 from labkit.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, shard_like
 from labtrain import TrainConfig
@@ -81,9 +82,10 @@ def layer(name: str) -> list[Difference]:
     one = nn.Sequential(*dense).double()
     many = nn.Sequential(*sharded)
     unsharded = dict(one.named_parameters())
+    placed = placements(many)
     with torch.no_grad():
         for key, parameter in many.named_parameters():
-            parameter.copy_(shard_like(unsharded[key], parameter))
+            parameter.copy_(shard_like(unsharded[key], placed[key]))
 
     def local(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
         """Return this rank's part, where there are parts."""
@@ -106,7 +108,7 @@ def layer(name: str) -> list[Difference]:
     else:
         got.backward(local(grad, sequence_dim).to(device))
         expected.backward(grad)
-    wanted = {key: shard_like(unsharded[key].grad, parameter) for key, parameter in many.named_parameters()}
+    wanted = {key: shard_like(unsharded[key].grad, placement) for key, placement in placed.items()}
     wanted["output"] = local(local(expected, sequence_dim), -1 if has_words else None)
     wanted["gradient of the input"] = None if has_words else local(x.grad, sequence_dim)
     return compare({"output": got, "gradient of the input": local_x.grad, **gradients(many)}, wanted)

@@ -14,7 +14,7 @@ from labkit import pipeline
 from labkit.data_parallel import DataParallel, FullyShardedDataParallel
 from labkit.groups import init_groups
 from labkit.layout import ParallelLayout
-from labkit.placement import placement_of
+from labkit.placement import placements
 from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
 from tests.support.pipelines import WIDTHS, even, in_float64, mean_square, model_chunks, parity, same_gradients
 
@@ -137,7 +137,8 @@ def classify_on_replicas(wrap):
                 torch.testing.assert_close(got / 2, expected.detach(), rtol=1e-12, atol=1e-12, equal_nan=True)
             for key, p in replica.module.named_parameters():
                 there = whole[pp_rank].get_parameter(key).grad.flatten()
-                start = placement_of(p).flat.start if placement_of(p).flat else 0
+                flat = placements(replica.module)[key].flat
+                start = flat.start if flat else 0
                 there = there[start : start + p.numel()]
                 torch.testing.assert_close(p.grad.flatten(), there, rtol=1e-10, atol=1e-12, equal_nan=True, msg=name)
 

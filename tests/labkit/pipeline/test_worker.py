@@ -21,6 +21,7 @@ from labkit.groups import ProcessGroups, group_of_one, init_groups
 from labkit.launch import RankFailed, launch
 from labkit.layout import ParallelLayout
 from labkit.pipeline.worker import Stage
+from labkit.placement import placements
 from labkit.schedules import FORWARD, dualpipe_v, gpipe, interleaved, one_f_one_b, v_half, zero_bubble
 from labkit.shape import GPT
 from labkit.tensor_parallel import shard_like
@@ -86,8 +87,9 @@ def gpt_parity(schedule, layout, steps=1, **options):
             torch.testing.assert_close(mean / layout.dp_size, expected.detach(), rtol=1e-12, atol=1e-12)
         wanted = dict(whole.named_parameters())
         for chunk in mine:
+            placed = placements(chunk)
             for name, parameter in chunk.named_parameters():
-                theirs = shard_like(wanted[name].grad, parameter)
+                theirs = shard_like(wanted[name].grad, placed[name])
                 assert_same(parameter.grad, theirs, f"{schedule.name}, {name}")
 
 
