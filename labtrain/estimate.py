@@ -22,8 +22,8 @@ from labkit.layout import ParallelLayout
 from labkit.placement import placement_of
 from labkit.sizes import counted, ranks_text
 from labkit.tensor_parallel.blocks import ReplicatedRMSNorm
-from labtrain.config import TrainConfig, node_memory_bytes
-from labtrain.memory_estimate import MemoryEstimate, gib
+from labtrain.config import TrainConfig
+from labtrain.memory_estimate import MemoryEstimate, gib, node_memory_bytes
 from labtrain.model import ParallelGPT
 from labtrain.trainer import make_models
 
