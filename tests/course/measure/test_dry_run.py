@@ -14,13 +14,14 @@ from course.measure.dry_run import dry_run
 from course.sizing import step_traffic
 from labkit.groups import AXES_OF_GROUP, init_groups
 from labtrain import TrainConfig, Trainer
+from labtrain.build import build
 from labtrain.estimate import what_a_rank_holds
 from tests.labtrain.tiny import TINY, TODAY
 
 SMALL = replace(TINY, eval_interval=0, batch_size=4)
 CASES = [
     dict(tp_size=2, pp_size=2),
-    dict(tp_size=2, pp_size=2, sequence_parallel=True, recompute=True, **TODAY),
+    dict(tp_size=2, pp_size=2, sequence_parallel=True, recompute="full", **TODAY),
     dict(cp_size=2, pp_size=2, context_parallel="all_gather", precision="bfloat16"),
     dict(cp_size=2, context_parallel="ulysses", zero_stage=3, shard_size=2),
     dict(pp_size=2, num_chunks=2, schedule="interleaved", zero_stage=2),
@@ -38,7 +39,7 @@ def real_ranks(configs):
     runs = []
     for config in configs:
         with init_groups(config.layout(dist.get_world_size()), config.shard_size) as groups:
-            trainer = Trainer(config, groups)
+            trainer = Trainer(build(config, groups))
             trainer.step()
             with communication_log() as log:
                 trainer.step()
