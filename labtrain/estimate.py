@@ -38,6 +38,7 @@ def estimate(config: TrainConfig, world_size: int, say: Callable[[str], None] = 
         ValueError: the sizes do not fit together, or not this number of ranks.
     """
     config = config.resize_to(world_size)
+    config.parallel.check(config.shape, world_size)
     layout = config.layout(world_size)
     micro_batches = counted(config.num_micro_batches(world_size), "micro-batch")
     say(f"{str(layout).splitlines()[0]}; {micro_batches} per pipeline")

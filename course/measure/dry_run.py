@@ -59,6 +59,7 @@ def dry_run(config: TrainConfig, world_size: int, rank: int = 0) -> DryRun:
         raise ValueError("this process is a rank of a running world: call dry_run in one that is not")
     quiet: dict = dict(checkpoint_dir=None, resume=False, save_interval=0, keep=0, async_save=False, eval_interval=0)
     config = replace(config.resize_to(world_size), **quiet)
+    config.parallel.check(config.shape, world_size)
     layout, m, p = config.layout(world_size), config.num_micro_batches(world_size), config.pp_size
     _, held = what_a_rank_holds(config, world_size, layout.coords(rank).pp)
     few = _FEW * p * (2 if config.schedule in V_SHAPED else 1)
