@@ -56,6 +56,8 @@ def test_how_many_layers_each_stage_has():
         ({"pp_size": True}, "pp_size=True must be a whole number"),
         ({"shard_size": 0}, "shard_size=0 must be at least 1"),
         ({"zigzag": "yes"}, "zigzag='yes' is unknown: use True or False"),
+        ({"context_parallel": "star"}, "context_parallel='star' is unknown: use ring, ulysses or all_gather"),
+        ({"sequence_parallel": "yes"}, "sequence_parallel='yes' is unknown: use True or False"),
         ({"zero_stage": 4}, "zero_stage=4 is unknown: use 0, 1, 2 or 3"),
         ({"schedule": "2f2b"}, "schedule='2f2b' is unknown: use gpipe, 1f1b, interleaved, zero-bubble, zero-bubble-v"),
         ({"recompute": True}, "recompute=True is unknown: use none, selective or full"),
@@ -158,6 +160,21 @@ MISFITS = [  # options, number of ranks, rule, fault, advice
         "use seq_length 32, or zigzag=False",
     ),
     (
+        {"cp_size": 3, "zigzag": False},
+        3,
+        "cp_size must divide seq_length",
+        "cp_size=3 does not divide seq_length=16",
+        "use cp_size 1, 2, 4, 8 or 16, or seq_length 15 or 18",
+    ),
+    (
+        {"pp_size": 2, "first_stage_layers": 8},
+        2,
+        "each stage must have 1 layer or more, and all num_layers together",
+        "first_stage_layers=8 gives stages of [8, 0] layers, but num_stages=2 must have 1 layer or more each, "
+        "and num_layers=8 together",
+        "change the numbers, or use fewer stages",
+    ),
+    (
         {"cp_size": 4, "tp_size": 8, "sequence_parallel": True},
         32,
         "tp_size must divide seq_length / cp_size",
@@ -232,9 +249,30 @@ EXPERT_MISFITS = [
 ]
 
 
+GROUPS_MISFITS = [
+    (
+        {"tp_size": 4},
+        4,
+        "tp_size must divide num_query_groups",
+        "tp_size=4 does not divide num_query_groups=2",
+        "use tp_size 1 or 2, or num_query_groups 4",
+    ),
+    (
+        {"tp_size": 2, "cp_size": 2, "context_parallel": "ulysses"},
+        4,
+        "tp_size * cp_size must divide num_query_groups",
+        "tp_size * cp_size=4 does not divide num_query_groups=2",
+        "use tp_size * cp_size 1 or 2, or num_query_groups 4",
+    ),
+]
+CASES = [(MODEL, *case) for case in MISFITS]
+CASES += [(EXPERTS, *case) for case in EXPERT_MISFITS]
+CASES += [(replace(MODEL, num_query_groups=2), *case) for case in GROUPS_MISFITS]
+
+
 @pytest.mark.parametrize(
     ("model", "options", "world_size", "rule", "fault", "advice"),
-    [(MODEL, *case) for case in MISFITS] + [(EXPERTS, *case) for case in EXPERT_MISFITS],
+    CASES,
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
 def test_a_misfit_says_its_rule_its_fault_and_the_way_out(model, options, world_size, rule, fault, advice):

@@ -17,7 +17,6 @@ from tests.labtrain.tiny import TINY
         ({"steps": "4"}, "steps='4' must be a whole number"),
         ({"micro_batch_size": -1}, "micro_batch_size=-1 must be at least 1"),
         ({"hidden_size": 16.0}, "hidden_size=16.0 must be a whole number"),
-        ({"pp_size": True}, "pp_size=True must be a whole number"),
         ({"warmup_steps": -1}, "warmup_steps=-1 must be at least 0"),
         ({"eval_interval": 1.5}, "eval_interval=1.5 must be a whole number"),
         ({"save_interval": 1.5}, "save_interval=1.5 must be a whole number"),
@@ -35,45 +34,13 @@ from tests.labtrain.tiny import TINY
         ({"dropout": 1.0}, "dropout=1.0 must be in [0, 1)"),
         ({"dropout": "0.1"}, "dropout='0.1' must be in [0, 1)"),
         ({"text": 3}, "text=3 is not a file: name one, or use 'invented'"),
-        ({"schedule": "2f2b"}, "schedule='2f2b' is unknown: use gpipe, 1f1b, interleaved, zero-bubble"),
         ({"precision": "float16"}, "precision='float16' is unknown: use float32, float64 or bfloat16"),
-        ({"num_chunks": 2}, "num_chunks=2 needs schedule='interleaved', not '1f1b': use that, or num_chunks=1"),
-        (
-            {"schedule": "v-half", "num_chunks": 3},
-            "num_chunks=3 needs schedule='interleaved', not 'v-half': use that, or num_chunks=1",
-        ),
-        ({"schedule": "v-min", "pp_size": 8}, "pp_size=8 * num_chunks=2 = 16 stages for num_layers=4: use 16 layers"),
-        ({"schedule": "v-half", "zero_stage": 2}, "and schedule='v-half' computes those of its weights later"),
-        ({"pp_size": 2, "stage_layers": (1, 2)}, "stage_layers=(1, 2) gives stages of [1, 2] layers, but num_stages=2"),
-        ({"pp_size": 2, "stage_layers": (4, 0)}, "stage_layers=0 must be at least 1"),
-        ({"pp_size": 2, "stage_layers": 4}, "stage_layers=4 must be a list: give one number for each stage"),
-        ({"pp_size": 2, "schedule": "v-min", "stage_layers": (1, 3)}, "num_stages=4 must have 1 layer or more each"),
-        ({"pp_size": 2, "first_stage_layers": 4}, "first_stage_layers=4 gives stages of [4, 0] layers, but"),
-        ({"first_stage_layers": 1}, "first_stage_layers=1 gives stages of [1] layers, but num_stages=1 must have"),
-        ({"schedule": "interleaved"}, "schedule='interleaved' needs num_chunks=2 or more: with one, use '1f1b'"),
-        ({"pp_size": 4, "num_chunks": 2, "schedule": "interleaved"}, "num_chunks=2 = 8 stages for num_layers=4: use 8"),
         ({"num_attention_heads": 3}, "does not divide hidden_size=16: use num_attention_heads 1, 2, 4, 8 or 16, or"),
         ({"tp_size": 3}, "tp_size=3 does not divide num_attention_heads=8: use tp_size 1, 2, 4 or 8, or"),
-        ({"seq_length": 9, "tp_size": 2, "sequence_parallel": True}, "use tp_size 1, 3 or 9, or seq_length 8 or 10"),
-        ({"cp_size": 3}, "2 * cp_size=3 = 6 does not divide seq_length=8: use seq_length 6 or 12"),
-        ({"cp_size": 8}, "2 * cp_size=8 = 16 does not divide seq_length=8: use seq_length 16, or zigzag=False"),
-        ({"cp_size": 3, "zigzag": False}, "cp_size=3 does not divide seq_length=8: use cp_size 1, 2, 4 or 8, or"),
-        ({"cp_size": 4, "tp_size": 4, "sequence_parallel": True}, "tp_size=4 does not divide seq_length / cp_size=2"),
-        (
-            {"cp_size": 4, "tp_size": 4, "context_parallel": "ulysses"},
-            "tp_size * cp_size=16 does not divide num_attention_heads=8: use tp_size * cp_size 1, 2, 4 or 8, or",
-        ),
-        (
-            {"cp_size": 2, "tp_size": 2, "num_query_groups": 2, "context_parallel": "ulysses"},
-            "tp_size * cp_size=4 does not divide num_query_groups=2: use tp_size * cp_size 1 or 2, or",
-        ),
-        ({"tp_size": 4, "num_query_groups": 2}, "tp_size=4 does not divide num_query_groups=2: use tp_size 1 or 2, or"),
         ({"cp_size": 2, "dropout": 0.1}, "dropout=0.1 does not work with cp_size=2: use dropout=0"),
-        ({"context_parallel": "star"}, "context_parallel='star' is unknown: use ring, ulysses or all_gather"),
         ({"norm": "batchnorm"}, "norm='batchnorm' is unknown: use layernorm or rmsnorm"),
         ({"positions": "rope", "num_attention_heads": 16}, "a head has 1: use a num_attention_heads that leaves"),
         ({"resume": True}, "resume=True needs a checkpoint_dir: name a folder"),
-        ({"sequence_parallel": "yes"}, "sequence_parallel='yes' is unknown: use True or False"),
         ({"recompute": True}, "recompute=True is unknown: use none, selective or full"),
         ({"recompute": "selective"}, "recompute='selective' computes the scores again, as fused attention does"),
         ({"keep": -1}, "keep=-1 must be at least 0"),
@@ -87,6 +54,7 @@ from tests.labtrain.tiny import TINY
     ids=str,
 )  # fmt: skip
 def test_a_config_that_does_not_fit_is_refused(options, message):
+    """Where the layout does not fit, the sentences are labkit's (tests/labkit/test_parallel_config.py)."""
     with pytest.raises(ValueError) as caught:
         replace(TINY, **options)
     assert message in str(caught.value)
