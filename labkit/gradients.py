@@ -19,9 +19,10 @@ def all_reduce_grads(parameters: PlacedParameters, group: dist.ProcessGroup) -> 
     """Sum over the tensor group the gradients whose placement says ``defer_grad_reduce``, in one
     message.
 
-    With sequence parallelism each rank sees some tokens, so what all of them hold whole (norms,
+    With sequence parallelism each rank sees some tokens, so what every rank has unsharded (norms,
     biases of row-parallel layers) gets a part of its gradient on each. Layer by layer, each
-    micro-batch would send many small messages.
+    micro-batch would send many small messages. Here a rank sends 2 (t - 1)/t of their bytes, once a
+    step.
     """
     deferred = [param for param, placement in parameters.items() if placement.defer_grad_reduce]
     gradients = [param.grad for param in deferred if param.grad is not None]
@@ -41,7 +42,7 @@ def scale_grads(parameters: Iterable[nn.Parameter], factor: float) -> None:
 
 
 class Sums(NamedTuple):
-    """What ranks have together."""
+    """Sums over all ranks."""
 
     loss: float
     grad_norm: float
@@ -60,7 +61,8 @@ def loss_and_grad_norm(
 
     Each tensor rank has a loss of its own, all equal if all is right. Of numbers that several ranks
     have, each counts its part in the norm. Call it when replicas have averaged their gradients.
-    This is the one place in a step where the host waits for a GPU.
+    All ranks of the world all-reduce t + 2 numbers in float64. This is the one place in a step
+    where the host waits for a GPU.
     """
     # Gradients by the number of ranks that have the same
     gradients: dict[int, list[torch.Tensor]] = defaultdict(list)

@@ -49,7 +49,7 @@ class FlatShard:
 class Placement:
     """How a parameter is sharded and replicated.
 
-    By default every data-parallel replica has the whole.
+    By default every data-parallel replica has all of it.
     """
 
     shards: tuple[Shard, ...] = ()  # the dims that are divided
@@ -111,7 +111,7 @@ def shape_before_flat(tensor: torch.Tensor, placement: Placement) -> torch.Size:
 
 
 def unsharded_size(tensor: torch.Tensor, placement: Placement) -> list[int]:
-    """Return the size of the whole tensor that this one is a shard of, without padding."""
+    """Return the size of the unsharded tensor that this one is a shard of, without padding."""
     sizes = {shard.dim: shard.unsharded_size for shard in placement.shards}
     return [sizes.get(dim, size) for dim, size in enumerate(shape_before_flat(tensor, placement))]
 

@@ -117,11 +117,14 @@ def combine(
 class Experts(nn.Module):
     """The MLPs of a rank's experts, without biases: weights [experts of the rank, out, in].
 
+    Communication: none in forward and backward; `dispatch` brings the rows, and `combine` takes the
+    outputs back. The data-parallel wrapper sums the gradients over expert_dp.
+
     ``forward(rows, ends)`` takes rows [n, hidden] sorted by expert, those of expert e before
     ``ends[e]``, and returns partial sums of outputs, to be added up over expert_tp. ``up`` is
     [experts/ep, ffn/etp, hidden], fused twice with ``gated``; ``down`` is
-    [experts/ep, hidden, ffn/etp]. Gradients are added up over expert_dp, and divided by the number
-    of dense replicas, whose losses are averaged.
+    [experts/ep, hidden, ffn/etp]. The sum of gradients is divided by the number of dense replicas,
+    whose losses are averaged.
     """
 
     def __init__(

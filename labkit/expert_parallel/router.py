@@ -88,11 +88,20 @@ class Router(nn.Module):
     """Chooses ``top_k`` of ``num_experts`` for each token: ``router(x, seq_length)`` gives a
     `Routing` and a `Load`.
 
+    Communication, with E = ``num_experts``:
+
+    - forward: none. A rank routes its own tokens by itself.
+    - `loss`: an auxiliary loss all-reduces E counts (with "sequence", E for each sequence) over the
+      tensor ranks, and then over the context ranks, or with "global" over all replicas.
+    - backward: the gradient of the weight, [E, hidden], is all-reduced over the tensor ranks,
+      because each has a part of it. ``defer_grad_reduce`` leaves that to
+      `labkit.gradients.all_reduce_grads`.
+    - `end_step`, once a step: the counts of all routers are all-reduced together, over the tensor
+      ranks, and then over all replicas.
+
     x: [sequences, tokens, hidden]. Scores are the "softmax" over all experts, or the "sigmoid" of
     each logit. With a bias, experts are chosen by score + bias. They are weighted by score; if
-    there are several, the weights add up to 1. Each tensor rank routes tokens of its own, so
-    gradients of the weight are partial: backward all-reduces them, unless ``defer_grad_reduce``
-    leaves that to `labkit.gradients.all_reduce_grads`.
+    there are several, the weights add up to 1.
 
     ``num_chosen`` [experts] counts the choices of this rank's tokens since the latest `end_step`,
     and with an auxiliary loss ``num_preferred`` those by scores alone.

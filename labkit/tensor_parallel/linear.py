@@ -34,7 +34,7 @@ from labkit.tensor_parallel.shards import ShardedWeight, transpose_chunks
 
 class ParallelLinear(ShardedWeight):
     """The base of both layers: this rank's shard of the weight, and a bias with one number for each
-    of its rows.
+    of its rows. What is sent when, the layers say.
     """
 
     partition_dim: int  # of the weight [out, in]: 0 divides the outputs, 1 the inputs

@@ -1,5 +1,5 @@
-"""Shards weights and gathers them: every rank draws the whole *master weight* from the same seed
-and keeps its shard.
+"""Shards weights and gathers them: every rank draws the unsharded *master weight* from the same
+seed and keeps its shard.
 
 So weights and results do not depend on the number of ranks.
 """
@@ -32,6 +32,9 @@ def local_shard(
 class ShardedWeight(nn.Module):
     """A module whose ``weight`` is this rank's shard of a master weight of ``sizes``, divided along
     ``dim``.
+
+    Communication: when the weight is drawn, the ranks all-reduce two numbers, to see that they drew
+    the same. What forward and backward send is up to the layers.
     """
 
     def __init__(
@@ -101,7 +104,11 @@ def draw(
 
 
 def unshard(tensor: torch.Tensor, placement: Placement) -> torch.Tensor:
-    """Return on every rank the whole of a parameter with this placement, or of its gradient."""
+    """Return on every rank the unsharded tensor, of a parameter with this placement or of its
+    gradient.
+
+    Communication: an all-gather for each dim that is divided.
+    """
     for shard in placement.shards:
         tp_size = shard.group.size()
         if tp_size > 1:
@@ -112,7 +119,7 @@ def unshard(tensor: torch.Tensor, placement: Placement) -> torch.Tensor:
 
 
 def shard_like(unsharded: torch.Tensor, placement: Placement) -> torch.Tensor:
-    """Return this rank's shard of a whole tensor: the inverse of `unshard`."""
+    """Return this rank's shard of an unsharded tensor: the inverse of `unshard`."""
     tensor = unsharded
     for shard in placement.shards:
         tensor = local_shard(tensor, shard.group, shard.dim, shard.stride)
