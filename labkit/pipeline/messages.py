@@ -86,7 +86,7 @@ class Messages:
         """Start to send or to receive a message."""
         op = message.op
         number = message.stage * len(self.num_rows) + op.micro_batch
-        tag = 2 * number + (op.kind == BACKWARD)
+        tag = 1 + 2 * number + (op.kind == BACKWARD)  # 0 is what messages without a tag have
         if message.action == SEND:
             self._send(op, message.peer, tag)
         else:
