@@ -65,6 +65,8 @@ def run(
     _check_arguments(
         schedule, chunks, groups, inputs, targets, tied, average, reduce_every_micro_batch
     )
+    if schedule.pp_size > 1:
+        _check_activation_spec(activation_spec, inputs[0].dtype)
     rank = groups.coords.pp
     span = trace.span if trace else lambda *_: nullcontext()
     messages = Messages(schedule, groups, inputs, activation_spec, span)
@@ -251,3 +253,12 @@ def _check_arguments(
             this, first = (f"{str(x.dtype)[6:]} {list(x.shape)}" for x in (rows, inputs[0]))
             rule = "they may differ only in the number of rows, so pad them to one size"
             raise ValueError(f"micro-batch {number} is {this}, micro-batch 0 is {first}: {rule}")
+
+
+def _check_activation_spec(activation_spec: ActivationSpec | None, input_dtype: torch.dtype):
+    way_out = "give the dtype and shape of what a stage sends: activation_spec=(dtype, shape)"
+    if activation_spec is None:
+        if not input_dtype.is_floating_point:
+            raise ValueError(f"inputs are {input_dtype}, and stages send floats: {way_out}")
+    elif not activation_spec[0].is_floating_point:
+        raise ValueError(f"activation_spec={activation_spec} must be of floats: {way_out}")

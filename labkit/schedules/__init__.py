@@ -3,10 +3,10 @@
 No processes, no tensors, no times.
 """
 
-from labkit.schedules.check import check
+from labkit.schedules.check import check, check_messages
 from labkit.schedules.folded import dualpipe_v, v_half, v_min, zero_bubble_v
 from labkit.schedules.greedy import greedy
-from labkit.schedules.lowered import RECV, SEND, Message, check_messages, lowered
+from labkit.schedules.lowered import RECV, SEND, Message, lowered
 from labkit.schedules.orders import gpipe, interleaved, one_f_one_b, zero_bubble
 from labkit.schedules.schedule import (
     BACKWARD,

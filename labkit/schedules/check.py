@@ -1,10 +1,15 @@
 """Checks a schedule: every rank has its ops, and neither ops nor messages can stand still."""
 
+from collections import deque
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 
-from labkit.schedules.lowered import check_messages, lowered
-from labkit.schedules.schedule import Op, Schedule
+from labkit.schedules.lowered import RECV, SEND, Lists, Message, lowered
+from labkit.schedules.schedule import Op, Schedule, ScheduleDeadlock
 from labkit.sizes import counted
+
+End = tuple[str, tuple[str, int, int]]  # of a message: SEND or RECV, and the message's key
 
 
 @lru_cache(maxsize=64)  # a pipeline asks before every step
@@ -63,3 +68,85 @@ def _check_lists(schedule: Schedule) -> None:
                     raise ValueError(
                         f"rank {rank} has {op} before {need}, whose result it needs: swap them"
                     )
+
+
+def check_messages(name: str, lists: Lists, one_queue_per_pair: bool = False) -> None:
+    """Raise unless all ranks come to the end of their lists by NCCL's rules.
+
+    A queue has no tags: its messages arrive in the order in which they are sent. A rank waits at a
+    send until it is received; at a receive until the message before it in its queue has come; and
+    at an op until the message that it needs has come. Each kind and direction between two ranks has
+    its queue, or each pair has one for everything.
+
+    Raises:
+        ValueError: the two ends of a queue have different orders.
+        ScheduleDeadlock: ranks wait for each other.
+    """
+    earlier = _earlier_in_queue(name, lists, one_queue_per_pair)
+    left = [deque(_with_needs(items, earlier)) for items in lists]
+    come_to: set[End] = set()  # what ranks wait at, or have done
+    while any(left):
+        waits: dict[int, tuple[Op | Message, End]] = {}
+        num_before = sum(map(len, left))
+        for rank, items in enumerate(left):
+            while items and rank not in waits:
+                item, need = items[0]
+                if isinstance(item, Message) and item.action == SEND:
+                    come_to.add((SEND, item.key))  # even if it has to wait here
+                if need and need not in come_to:
+                    waits[rank] = (item, need)
+                    continue
+                if isinstance(item, Message):
+                    come_to.add((item.action, item.key))
+                items.popleft()
+        if sum(map(len, left)) == num_before:
+            raise _deadlock(name, lists, waits)
+
+
+def _with_needs(
+    items: Sequence[Op | Message], earlier: dict[tuple, tuple]
+) -> Iterator[tuple[Op | Message, End | None]]:
+    """Yield what a rank does, each with the end of a message that it waits for there, if any."""
+    needed_by = {
+        item.op: item.key for item in items if isinstance(item, Message) and item.action == RECV
+    }
+    for item in items:
+        if isinstance(item, Message) and item.action == SEND:
+            yield item, (RECV, item.key)
+            continue
+        key = needed_by.get(item) if isinstance(item, Op) else earlier.get(item.key)
+        yield item, (SEND, key) if key else None
+
+
+def _deadlock(
+    name: str, lists: Lists, waits: dict[int, tuple[Op | Message, End]]
+) -> ScheduleDeadlock:
+    ends = {
+        (item.action, item.key): (rank, item)
+        for rank, items in enumerate(lists)
+        for item in items
+        if isinstance(item, Message)
+    }
+    return ScheduleDeadlock(name, {rank: (item, *ends[end]) for rank, (item, end) in waits.items()})
+
+
+def _earlier_in_queue(name: str, lists: Lists, one_queue_per_pair: bool) -> dict[tuple, tuple]:
+    """Return, for each message but the first of a queue, the message before it.
+
+    A message is meant by its `Message.key`; both ends of a queue must have the same order.
+    """
+    queues: dict[tuple, dict[int, list[tuple]]] = {}  # queue -> rank -> messages in its order
+    for rank, items in enumerate(lists):
+        for item in items:
+            if not isinstance(item, Message):
+                continue
+            pair = (rank, item.peer) if item.action == SEND else (item.peer, rank)
+            queue = tuple(sorted(pair)) if one_queue_per_pair else (item.op.kind, *pair)
+            queues.setdefault(queue, {}).setdefault(rank, []).append(item.key)
+    earlier: dict[tuple, tuple] = {}
+    for queue, orders in queues.items():
+        one, other = orders.values()
+        if one != other:
+            raise ValueError(f"{name!r}: the two ends of queue {queue} have different orders")
+        earlier |= {message: before for before, message in pairwise(one)}
+    return earlier

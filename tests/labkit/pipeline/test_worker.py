@@ -237,6 +237,16 @@ INPUTS = list(torch.zeros(4, 2, 4))
             r"micro-batch 1 is float32 \[2, 3\], micro-batch 0 is float32 \[2, 4\]: they may differ only in the",
         ),
         (one_f_one_b(2, 2), {"inputs": [INPUTS[0], INPUTS[1].double()]}, r"micro-batch 1 is float64 \[2, 4\]"),
+        (
+            one_f_one_b(2, 2),
+            {"inputs": [rows.long() for rows in INPUTS[:2]]},
+            r"inputs are torch.int64, and stages send floats: .* activation_spec=\(dtype, shape\)",
+        ),
+        (
+            one_f_one_b(2, 4),
+            {"activation_spec": (torch.int64, (2, 4))},
+            r"activation_spec=\(torch.int64, \(2, 4\)\) must be of floats",
+        ),
         (schedule_of("F0 F1 B0 B1", "F0 B0 F1", m=2), {"inputs": INPUTS[:2]}, "rank 1 lacks B1"),
         (
             schedule_of("F0 B0 F1 B1", "F0 F1 B0 B1", m=2),
