@@ -111,15 +111,17 @@ def _append_ops_that_never_run(schedule: Schedule, lists: Sequence[list[Op | Mes
     So a rank does all that it can, and then waits at the op that the deadlock is reported with.
     """
     stuck = [
-        [op for op in ops if op not in started]
-        for ops, started in zip(schedule.ranks, map(set, lists))
+        (rank, op)
+        for rank, ops in enumerate(schedule.ranks)
+        for op in ops[sum(isinstance(item, Op) for item in lists[rank]) :]
     ]
-    for rank, ops in enumerate(stuck):
-        for op in ops:
-            sender = schedule.neighbor(rank, op, -1)
-            if sender and sender[1] in stuck[sender[0]] and sender[0] != rank:
-                _, recv = _message(schedule, *sender)
-                lists[rank].append(recv)
-            lists[rank].append(op)
-            if ends := _message(schedule, rank, op):
-                lists[rank].append(ends[0])
+    sends: dict[tuple[int, Op], Message] = {}
+    receives: dict[tuple[int, Op], Message] = {}
+    for rank, op in stuck:
+        if ends := _message(schedule, rank, op):
+            send, recv = ends
+            sends[rank, op] = send
+            receives[send.peer, recv.op] = recv
+    for rank, op in stuck:
+        around = (receives.get((rank, op)), op, sends.get((rank, op)))
+        lists[rank].extend(item for item in around if item)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from labkit.schedules.stages import check_stages, round_robin
 from labkit.sizes import check_size, counted
@@ -43,9 +43,11 @@ class Op(NamedTuple):
 class ScheduleDeadlock(ValueError):
     """Ranks that wait for each other; ``waits`` has each one's next op, and the rank and op it
     waits for.
+
+    Where messages were looked at, these may be messages.
     """
 
-    def __init__(self, name: str, waits: dict[int, tuple[Op, int, Op]]):
+    def __init__(self, name: str, waits: dict[int, tuple[Any, int, Any]]):
         super().__init__(name, waits)
         self.name = name
         self.waits = waits
