@@ -164,7 +164,7 @@ class Stage:
         if weight == 0:  # nothing counts, and the mean over nothing would be NaN
             return output.flatten()[:0].sum()
         target = None if self.targets is None else self.targets[op.micro_batch]
-        return self.loss(output, target) * weight
+        return self.loss(output, target) * weight  # 1/m, if micro-batches count alike
 
     def backward(self, op: Op, grad: torch.Tensor | None) -> torch.Tensor:
         """Return the gradient of the input; add up those of the weights too, unless they are an op
