@@ -276,7 +276,7 @@ class Trainer:
             trace=self.trace,
             average=average,
             reduce_every_micro_batch=self.config.zero_stage >= 2,
-            activation=self.models[0].activation_spec(inputs[0]),
+            activation_spec=self.models[0].activation_spec(inputs[0]),
             ignore_index=None,  # `loss_of` counts
         )
         if loss is None:  # it is on the ranks of the last stage
