@@ -13,22 +13,15 @@ import copy
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd.graph import register_multi_grad_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from labkit.data_parallel.borders import (
-    in_backward,
-    marked,
-    on_exit,
-    outputs_to_watch,
-    refuse,
-    refuse_graph,
-)
+from labkit.data_parallel.borders import any_requires_grad, in_backward, refuse, refuse_graph
 from labkit.data_parallel.flat_parameter import FlatParameter, Form
 from labkit.data_parallel.gradients import GroupsOf
 from labkit.data_parallel.replicas import (
@@ -40,6 +33,14 @@ from labkit.data_parallel.replicas import (
 )
 from labkit.data_parallel.units import Unit, assign_grads, divide
 from labkit.sizes import check_size
+
+
+@dataclass(eq=False)
+class Run:
+    """One forward of a unit, which backward comes to after all later ones."""
+
+    unit: Unit
+    version: int = -1  # of the shards that were gathered
 
 
 class FullyShardedDataParallel(DataParallelBase):
@@ -56,9 +57,10 @@ class FullyShardedDataParallel(DataParallelBase):
     the first, and get its buffers with each average. On GPUs the host synchronizes only if a
     parameter has no gradient here, to learn whether another rank has one.
 
-    A unit's backward starts when its output gets a gradient, or autograd first needs one of its
-    parameters. It ends when its inputs have theirs; later gradients are reduced at the end of
-    backward. Called twice, it is reduced twice.
+    To autograd a unit is a conjugate operator, as in tensor parallelism: it gathers its shards
+    forward, and reduces their gradients backward, when autograd has all of them. A unit's backward
+    starts when autograd first needs a tensor that it saved. Called twice, it is reduced twice.
+    A checkpoint inside a unit must call a module of it: only then are parameters gathered again.
 
     Args:
         units: modules inside ``module``, in the order in which forward calls them.
@@ -69,8 +71,8 @@ class FullyShardedDataParallel(DataParallelBase):
             time.
         replicate_group: the ranks with the same shard (hybrid sharding); gradients are averaged
             over it too.
-        own_groups: for each ``replica_group`` of parameters, the replicate and the shard group to
-            use for them.
+        own_groups: for each ``replica_group`` of parameters, the replicate and the shard
+            group to use for them.
 
     Raises:
         ValueError: before any communication, if units are not in the module, contain each other or
@@ -94,8 +96,8 @@ class FullyShardedDataParallel(DataParallelBase):
         self.prefetch = check_size("prefetch", prefetch, least=0)
         if any(
             isinstance(hook, Hook)
-            for each in module.modules()
-            for hook in each._forward_pre_hooks.values()
+            for submodule in module.modules()
+            for hook in submodule._forward_pre_hooks.values()
         ):
             raise ValueError(
                 "this module is sharded already: load its state_dict into a new one, and shard that"
@@ -105,41 +107,33 @@ class FullyShardedDataParallel(DataParallelBase):
         self.reshard_after_forward = reshard_after_forward
         self.groups = (group,) if replicate_group is None else (replicate_group, group)
         check_replicas(module, *self.groups)
-        names = {each: name for name, each in module.named_modules()}
+        names = {submodule: name for name, submodule in module.named_modules()}
         groups_of: GroupsOf = {None: self.groups, **(own_groups or {})}
         made: dict[nn.Module, Unit] = {}
-        for each in reversed(
-            divided
-        ):  # the root last: its module contains the units, which are materialized by then
-            made[each] = Unit(names[each], each, divided[each], groups_of)
+        # The root last: its module contains the units, which are materialized by then.
+        for unit_module in reversed(divided):
+            made[unit_module] = Unit(
+                names[unit_module], unit_module, divided[unit_module], groups_of
+            )
         self._root = made[module]
-        self._units = [made[each] for each in divided]
+        self._units = [made[unit_module] for unit_module in divided]
         self._backward_order = [self._root, *self._units[:0:-1]]
         self._flats = [flat for unit in self._units for flat in unit.flats]
         self._reducing: list[FlatParameter] = []  # whose reduce-scatters are in flight
-        self._idle_form: Form = (
-            "shard"  # of units that do not compute; "absent" during the root's forward
-        )
+        # Of units that do not compute; "missing" during the root's forward.
+        self._idle_form: Form = "shard"
         copy_from_first(module.buffers(), *self.groups)
-        for each, unit in made.items():
-            self._watch(each, unit)
-        self._wholes = {each.shard: each.whole for flat in self._flats for each in flat.parameters}
+        self._runs: list[Run] = []  # of the last forward, which backward has not come to
+        self._entered: dict[int, list[Run]] = {}  # those of the current backward, by id
+        self._shards = {param.shard for flat in self._flats for param in flat.parameters}
+        for unit_module, unit in made.items():
+            unit_module.register_forward_pre_hook(
+                Hook(self._before_forward, unit), with_kwargs=True
+            )
+            unit_module.register_forward_hook(Hook(self._after_forward, unit), always_call=True)
         weakref.finalize(
             self, register_optimizer_step_post_hook(Hook(self._after_optimizer_step)).remove
         )
-
-    def _watch(self, module: nn.Module, unit: Unit) -> None:
-        """Have this wrapper called when a unit's forward begins and ends, and when a gradient
-        arrives.
-        """
-        module.register_forward_pre_hook(Hook(self._before_forward, unit), with_kwargs=True)
-        module.register_forward_hook(
-            Hook(self._after_forward, unit), with_kwargs=True, always_call=True
-        )
-        for flat in unit.flats:
-            if flat.is_trained:
-                for sharded in flat.parameters:
-                    sharded.whole.register_post_accumulate_grad_hook(Hook(self._grad_arrived, unit))
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
@@ -163,28 +157,25 @@ class FullyShardedDataParallel(DataParallelBase):
             assign_grads([flat for flat in flats if flat.groups == groups])
         copy_from_first(self.module.buffers(), *self.groups)
 
-    def whole(self, parameter: nn.Parameter) -> nn.Parameter:
-        return self._wholes[parameter]
-
     def state_dict(self, *args, **kwargs):
         """Return the plain module's state dict, whole on every rank. All ranks call this."""
-        with self._whole():
+        with self._all_unsharded():
             return copy.deepcopy(self.module.state_dict(*args, **kwargs))
 
     def load_state_dict(self, state_dict, strict: bool = True):
         """Load the plain module's state dict: each rank keeps its shards. All ranks call this."""
-        with self._whole():
+        with self._all_unsharded():
             result = self.module.load_state_dict(state_dict, strict)
             for flat in self._flats:
                 flat.keep_shard()
         return result
 
     @contextmanager
-    def _whole(self) -> Iterator[None]:
+    def _all_unsharded(self) -> Iterator[None]:
         try:
             for unit in self._units:
                 self._gather(unit, refresh=True)
-                unit.show("whole")
+                unit.show("unsharded")
             yield
         finally:
             for unit in self._units:
@@ -199,90 +190,110 @@ class FullyShardedDataParallel(DataParallelBase):
     def _gather(self, unit: Unit, order: Sequence[Unit] = (), *, refresh: bool = False) -> None:
         """Gather a unit, and start to gather the next ones in this order."""
         ahead = order[order.index(unit) + 1 :][: self.prefetch] if order else ()
-        for each in (unit, *ahead):
-            for flat in each.flats:
+        for gathered in (unit, *ahead):
+            for flat in gathered.flats:
                 flat.gather(refresh=refresh)
         for flat in unit.flats:
             flat.wait()
 
-    def _before_forward(self, unit: Unit, module, args, kwargs):
-        if in_backward():  # recomputation, in a different order than forward
-            self._start_backward(unit)
-        else:
-            if unit is self._root:
-                self._discard_failed_backward()
-                self._idle_form = "absent"
-                for each in self._units:
-                    each.unwatch_saved_tensors()  # if the last forward was interrupted
-                    each.show("absent")
-            self._gather(unit, self._units, refresh=True)
-            unit.show("whole")
-        unit.watch_saved_tensors(partial(self._before_backward, unit, unit.version))
-        if unit is self._root:
-            return None
-        (args, kwargs), inputs = marked((args, kwargs))
-        on_exit(inputs, Hook(self._after_backward, unit))
-        return args, kwargs
+    def _begin_forward(self) -> None:
+        self._discard_failed_backward()
+        self._idle_form = "missing"
+        self._runs = []
+        for unit in self._units:
+            unit.unwatch_saved_tensors()  # if the last forward was interrupted
+            unit.show("missing")
 
-    def _after_forward(self, unit: Unit, module, args, kwargs, output):
+    def _before_forward(self, unit: Unit, module, args, kwargs) -> None:
+        if unit is self._root and not in_backward():
+            self._begin_forward()
+        runs = self._runs
+        gather = partial(self._gather, unit, self._units, refresh=True)
+        if in_backward():  # recomputation, in a different order than forward
+            runs = []
+            gather = partial(self._start_backward, unit)
+        run = Run(unit)
+        if torch.is_grad_enabled() and (unit.trained or any_requires_grad(args, kwargs)):
+            runs.append(run)
+        unit.gather(gather, partial(self._receive, runs, run))
+        run.version = unit.version
+        unit.watch_saved_tensors(partial(self._enter, runs, run))
+
+    def _after_forward(self, unit: Unit, module, args, output) -> None:
         unit.unwatch_saved_tensors()  # also after an exception
         if in_backward():
-            return output
-        if unit is self._root:
+            return
+        is_root = unit is self._root
+        if is_root:
             self._idle_form = "shard"
-        for each in self._units if unit is self._root else (unit,):
-            each.show(self._idle_form)
-        output, outputs = marked(output)
-        hook = partial(Hook(self._before_backward, unit), unit.version)
-        register_multi_grad_hook(outputs_to_watch(module, outputs, output), hook, mode="any")
-        if (
-            output is None
-            or not torch.is_grad_enabled()
-            or (self.reshard_after_forward and unit is not self._root)
-        ):
+        for idle in self._units if is_root else (unit,):
+            idle.show(self._idle_form)
+        has_no_backward = output is None or not torch.is_grad_enabled()
+        if has_no_backward or (self.reshard_after_forward and not is_root):
             unit.refuse_to_return(output)
             unit.free()
-        return output
 
-    def _before_backward(self, unit: Unit, version: int, grad=None) -> None:
+    def _enter(self, runs: list[Run], run: Run) -> None:
+        """Backward needs what this run saved, or has all of its gradients."""
         refuse_graph()
-        self._start_backward(unit, self._backward_order)
-        if unit.version != version:
+        self._begin_backward()
+        if run.unit.in_backward:
+            return
+        self._entered[id(runs)] = runs
+        if run.unit is not self._root:
+            self._leave_later(runs, run)
+        gather = partial(self._start_backward, run.unit, self._backward_order)
+        with torch.enable_grad():  # for what a checkpoint inside the unit computes again
+            run.unit.gather(gather, run.unit.add_gradients)
+        if run.unit.version != run.version:
             refuse(
-                f"parameters of {unit.name} have changed between forward and backward: call "
+                f"parameters of {run.unit.name} have changed between forward and backward: call "
                 "backward before a step"
             )
 
-    def _start_backward(self, unit: Unit, order: Sequence[Unit] = ()) -> None:
-        """Gather a unit for its part of backward, and have its gradients reduced after it, even if
-        it gets none.
+    def _receive(self, runs: list[Run], run: Run, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Add the gradients of a run, and reduce them."""
+        self._enter(runs, run)
+        run.unit.add_gradients(gradients)
+        self._leave_later(runs, run)
+        if run in runs:
+            runs.remove(run)
+        self._leave(run.unit)
+
+    def _leave_later(self, runs: list[Run], run: Run | None = None) -> None:
+        """Leave the runs after this one, which get no gradients on this rank.
+
+        On other ranks they may, and all ranks send the same messages.
         """
+        if run is None or run in runs:
+            while runs and runs[-1] is not run:
+                unit = runs.pop().unit
+                self._start_backward(unit, self._backward_order)
+                self._leave(unit)
+
+    def _start_backward(self, unit: Unit, order: Sequence[Unit] = ()) -> None:
+        """Gather a unit for its part of backward."""
         self._begin_backward()
         if not unit.in_backward:
-            unit.in_backward = unit.has_unreduced_grads = True
+            unit.in_backward = True
             self._gather(unit, order)
-            unit.show("whole")
 
-    def _grad_arrived(self, unit: Unit, parameter) -> None:
-        refuse_graph()
-        self._begin_backward()
-        unit.has_unreduced_grads = (
-            True  # even after its part of backward: then they are reduced at the end
-        )
-
-    def _after_backward(self, unit: Unit) -> None:
+    def _leave(self, unit: Unit) -> None:
         unit.in_backward = False
         unit.show(self._idle_form)
         if self.reshard_after_forward or self._grad_mode is GradSync.AVERAGE_AND_WAIT:
             unit.free()
-        if unit.has_unreduced_grads and self._grad_mode is not GradSync.ACCUMULATE:
+        unit.has_unreduced_grads = True
+        if self._grad_mode is not GradSync.ACCUMULATE:
             self._reduce(unit)
 
     def _end_backward(self) -> None:
-        for unit in reversed(
-            self._units
-        ):  # the root, and units whose inputs need no gradient, are still open
-            self._after_backward(unit)
+        for runs in reversed(self._entered.values()):
+            self._leave_later(runs)
+        self._entered = {}
+        for unit in reversed(self._units):
+            if unit.in_backward:  # recomputed, but it got no gradient
+                self._leave(unit)
         super()._end_backward()
 
     def _backward_failed(self, at_end: weakref.ref) -> None:
@@ -291,6 +302,7 @@ class FullyShardedDataParallel(DataParallelBase):
 
     def _reset(self) -> None:
         self._reducing = []
+        self._entered = {}
         for unit in self._units:
             unit.reset()
 
@@ -298,10 +310,8 @@ class FullyShardedDataParallel(DataParallelBase):
         """Start to reduce a unit's gradients; wait for the previous ones first, to bound memory."""
         self._finish_reducing()
         unit.has_unreduced_grads = False
-        self._averages = self._grad_mode in (
-            GradSync.AVERAGE,
-            GradSync.AVERAGE_AND_WAIT,
-        )  # or more is to come
+        # Otherwise more is to come.
+        self._averages = self._grad_mode in (GradSync.AVERAGE, GradSync.AVERAGE_AND_WAIT)
         self._reducing = [flat for flat in unit.flats if flat.is_trained]
         for flat in self._reducing:
             flat.finish_average()
@@ -315,6 +325,6 @@ class FullyShardedDataParallel(DataParallelBase):
         self._reducing = []
 
     def _after_optimizer_step(self, optimizer: torch.optim.Optimizer, *_) -> None:
-        if any(p in self._wholes for each in optimizer.param_groups for p in each["params"]):
+        if any(p in self._shards for group in optimizer.param_groups for p in group["params"]):
             for flat in self._flats:
                 flat.num_changes += 1

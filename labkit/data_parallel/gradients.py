@@ -29,9 +29,8 @@ from labkit.sizes import check_size
 
 BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's default
 Groups = tuple[dist.ProcessGroup, ...]
-GroupsOf = Mapping[
-    Any, tuple[dist.ProcessGroup | None, ...]
-]  # by the parameters' replica_group; None: there is none
+# By the parameters' replica_group; None: there is none.
+GroupsOf = Mapping[Any, tuple[dist.ProcessGroup | None, ...]]
 
 
 def average_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
@@ -94,10 +93,9 @@ class DataParallel(DataParallelBase):
         self.module = module
         self.groups = (group,)
         self.overlap = overlap
-        trained = [
-            p for p in reversed([*module.parameters()]) if p.requires_grad
-        ]  # in backward's order
-        self._buckets = [_Bucket(each, group) for each in in_buckets(trained, bucket_bytes)]
+        # In backward's order.
+        trained = [p for p in reversed([*module.parameters()]) if p.requires_grad]
+        self._buckets = [_Bucket(params, group) for params in in_buckets(trained, bucket_bytes)]
         self._next_bucket = 0  # all ranks send buckets in the same order
         self._bucket_of = {
             parameter: bucket for bucket in self._buckets for parameter in bucket.parameters
@@ -107,11 +105,10 @@ class DataParallel(DataParallelBase):
 
     def forward(self, *args, **kwargs):
         modules = [self.module]
-        for each in (
-            modules
-        ):  # module.parameters() would take three times as long, before every micro-batch
-            modules += filter(None, each._modules.values())
-            for parameter in each._parameters.values():
+        # module.parameters() would take three times as long, before every micro-batch.
+        for submodule in modules:
+            modules += filter(None, submodule._modules.values())
+            for parameter in submodule._parameters.values():
                 if (
                     parameter is not None
                     and parameter.requires_grad
@@ -147,7 +144,7 @@ class DataParallel(DataParallelBase):
         return self.module.load_state_dict(*args, **kwargs)
 
     def _name_of(self, parameter: nn.Parameter) -> str:
-        return next(name for name, each in self.module.named_parameters() if each is parameter)
+        return next(name for name, param in self.module.named_parameters() if param is parameter)
 
     def _arrived(self, parameter: nn.Parameter) -> None:
         """Record that backward has computed this gradient, and send the buckets that are full."""
@@ -260,14 +257,14 @@ def average_over(parameter: nn.Parameter, groups: GroupsOf) -> tuple[Groups, int
     their size.
     """
     placement = placement_of(parameter)
-    own = placement.replica_group
-    candidates = groups.get(own, (own,))
+    replica_group = placement.replica_group
+    candidates = groups.get(replica_group, (replica_group,))
     over = tuple(group for group in candidates if group is not None)
     size = math.prod(group.size() for group in over)
-    if own is not None and size != own.size():
+    if replica_group is not None and size != replica_group.size():
         raise ValueError(
-            f"own_groups have {size} ranks in all, but their replica_group has {own.size()}: "
-            "divide those"
+            f"own_groups have {size} ranks in all, but their replica_group has "
+            f"{replica_group.size()}: divide those"
         )
     return over, placement.grad_divisor or size
 
@@ -292,6 +289,6 @@ def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: float) -> list[
             filling[kind] = []
             buckets.append(filling[kind])
         filling[kind].append(p)
-        if sum(each.nbytes for each in filling[kind]) >= bucket_bytes:
+        if sum(param.nbytes for param in filling[kind]) >= bucket_bytes:
             del filling[kind]
     return buckets

@@ -3,7 +3,7 @@ together.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 import torch
@@ -12,13 +12,13 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from labkit.data_parallel.borders import SavedTensors, lies_in, refuse
-from labkit.data_parallel.flat_parameter import FlatParameter, Form, Places
+from labkit.data_parallel.flat_parameter import FlatParameter, Form, Owners
 from labkit.data_parallel.gradients import GroupsOf, in_buckets
 from labkit.data_parallel.replicas import materialize
 from labkit.groups import local_device
 
 
-def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Places]:
+def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Owners]:
     """Return the parameters of the root (all that is in no unit) and of each unit."""
     names = {inner: name for name, inner in module.named_modules()}
     for number, unit in enumerate(units):
@@ -30,13 +30,13 @@ def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Places]
             way_out = "name modules inside it that are called; instead of a list, name its layers"
             raise ValueError(f"{this}: {way_out}")
         others = units[:number] + units[number + 1 :]
-        inner = [each for each in unit.modules() if each in others]
+        inner = [submodule for submodule in unit.modules() if submodule in others]
         if inner:
             both = f"units {names[unit]} and {names[inner[0]]} contain each other"
             raise ValueError(f"{both}: leave one of them out")
 
     in_a_unit = {inner for unit in units for inner in unit.modules()}
-    divided: dict[nn.Module, Places] = {}
+    divided: dict[nn.Module, Owners] = {}
     owners: dict[nn.Parameter, nn.Module] = {}
     full_names: dict[nn.Parameter, str] = {}
     for unit in [module, *units]:
@@ -57,6 +57,28 @@ def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Places]
     return divided
 
 
+class GatherUnit(torch.autograd.Function):
+    """A conjugate operator: forward gathers a unit's shards, backward reduces their gradients.
+
+    Forward returns a view of the gathered buffer for each trained parameter. Autograd calls
+    backward when all gradients of these views are there, whatever the unit returns: ``receive``
+    gets them, so autograd gets nothing. ``leaf`` is a tensor that requires a gradient.
+    """
+
+    @staticmethod
+    def forward(ctx, leaf, unit: "Unit", gather, receive):
+        gather()
+        ctx.receive = receive
+        ctx.set_materialize_grads(False)  # a weight that was not used has none
+        # .data: autograd does not see that the buffer changes.
+        return tuple(param.unsharded.data for param in unit.trained)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        ctx.receive(gradients)
+        return None, None, None, None
+
+
 class Unit:
     """Parameters that are gathered and freed together: one flat parameter for each kind (dtype,
     device, group).
@@ -65,18 +87,20 @@ class Unit:
     at a time.
     """
 
-    def __init__(self, name: str, module: nn.Module, places: Places, groups: GroupsOf):
+    def __init__(self, name: str, module: nn.Module, owners: Owners, groups: GroupsOf):
         self.name = f"unit {name}" if name else "the root"
-        kinds = in_buckets(places, math.inf)
+        kinds = in_buckets(owners, math.inf)
         self.flats = [
-            FlatParameter({p: places[p] for p in kind}, groups, self.name) for kind in kinds
+            FlatParameter({p: owners[p] for p in kind}, groups, self.name) for kind in kinds
         ]
-        wholes = (each.whole for flat in self.flats for each in flat.parameters)
-        materialize(module, local_device(), dict(zip(chain(*kinds), wholes)))
+        self.parameters = [param for flat in self.flats for param in flat.parameters]
+        unsharded = [param.unsharded for param in self.parameters]
+        materialize(module, local_device(), dict(zip(chain(*kinds), unsharded)))
         for flat in self.flats:
             for group in flat.groups:
                 dist.broadcast(flat.buffer, group_src=0, group=group)
             flat.keep_shard()
+        self.trained = [param for param in self.parameters if param.shard.requires_grad]
         self.buffers = [flat.buffer for flat in self.flats]
         self.free()
         self.show("shard")
@@ -92,15 +116,31 @@ class Unit:
         for flat in self.flats:
             flat.free()
 
+    def gather(self, gather: Callable[[], None], receive: Callable) -> None:
+        """Put the gathered parameters into the modules; ``receive`` gets their gradients."""
+        self.show("unsharded")
+        if not self.trained:
+            return gather()
+        leaf = self.trained[0].unsharded.new_empty(0, requires_grad=True)
+        views = GatherUnit.apply(leaf, self, gather, receive)
+        for param, view in zip(self.trained, views):
+            vars(view).update(vars(param.unsharded))
+            param.show(view)
+
+    def add_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        for param, gradient in zip(self.trained, gradients):
+            if gradient is not None:
+                gradient = gradient.to_dense().to(param.grad_dtype)
+                # Not in place: autograd may use this tensor elsewhere too.
+                param.grad = gradient if param.grad is None else param.grad + gradient
+
     def show(self, form: Form) -> None:
         """Put this form of the parameters into the modules."""
-        for flat in self.flats:
-            for each in flat.parameters:
-                for module, name in each.places:
-                    module._parameters[name] = getattr(each, form)
+        for param in self.parameters:
+            param.show(getattr(param, form))
 
     def watch_saved_tensors(self, before_use: Callable[[], None]) -> None:
-        self.saved_tensors = SavedTensors(self.buffers, before_use)
+        self.saved_tensors = SavedTensors(before_use)
         self.saved_tensors.__enter__()
 
     def unwatch_saved_tensors(self) -> None:
@@ -126,7 +166,7 @@ def assign_grads(flats: list[FlatParameter]) -> None:
 
     The flat parameters share their groups.
     """
-    has_grad = [each.has_grad for flat in flats for each in flat.parameters]
+    has_grad = [param.has_grad for flat in flats for param in flat.parameters]
     flags = torch.ones(len(has_grad), device=flats[0].shard.device)
     if not all(has_grad):  # otherwise the host need not wait for a copy
         flags.copy_(torch.tensor(has_grad))
