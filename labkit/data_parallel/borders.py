@@ -26,12 +26,6 @@ class SavedTensors(saved_tensors_hooks):
         super().__init__(save, unpack)
 
 
-def lies_in(x, buffers: list[torch.Tensor]) -> bool:
-    if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
-        return False
-    return any(x.untyped_storage()._cdata == buffer.untyped_storage()._cdata for buffer in buffers)
-
-
 def _without_graph(x: torch.Tensor) -> tuple[torch.Tensor, int]:
     """Return what to save of a tensor: if a node saved its own output with the graph, neither would
     ever be freed.

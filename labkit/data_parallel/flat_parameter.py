@@ -43,7 +43,6 @@ class ShardedParameter:
     owners: list[tuple[nn.Module, str]]
     in_buffer: slice
     in_shard: slice
-    grad_dtype: torch.dtype
     grad: torch.Tensor | None = None  # unsharded, and not reduced yet
     has_grad: bool = False  # on this rank, since `assign_grads`
 
@@ -111,9 +110,7 @@ class FlatParameter:
         missing.why = f"{name} of {unit} (a {type(module).__name__}) {rule}: {way_out}"
         if self.is_trained:
             shard.register_post_accumulate_grad_hook(partial(refuse, missing.why))
-        return ShardedParameter(
-            shard, unsharded, missing, owners, in_buffer, in_shard, self.grad_dtype
-        )
+        return ShardedParameter(shard, unsharded, missing, owners, in_buffer, in_shard)
 
     def _clamped(self, index: int) -> int:
         return min(max(index, 0), len(self.shard))

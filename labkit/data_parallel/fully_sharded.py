@@ -21,7 +21,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from labkit.data_parallel.borders import any_requires_grad, in_backward, refuse, refuse_graph
+from labkit.data_parallel.borders import (
+    SavedTensors,
+    any_requires_grad,
+    in_backward,
+    refuse,
+    refuse_graph,
+)
 from labkit.data_parallel.flat_parameter import FlatParameter, Form
 from labkit.data_parallel.gradients import GroupsOf
 from labkit.data_parallel.replicas import (
@@ -124,7 +130,8 @@ class FullyShardedDataParallel(DataParallelBase):
         self._idle_form: Form = "shard"
         copy_from_first(module.buffers(), *self.groups)
         self._runs: list[Run] = []  # of the last forward, which backward has not come to
-        self._entered: dict[int, list[Run]] = {}  # those of the current backward, by id
+        self._entered: list[Run] = []  # of the forward that backward is in
+        self._hooks: list[SavedTensors] = []  # of the units that compute
         self._shards = {param.shard for flat in self._flats for param in flat.parameters}
         for unit_module, unit in made.items():
             unit_module.register_forward_pre_hook(
@@ -200,8 +207,9 @@ class FullyShardedDataParallel(DataParallelBase):
         self._discard_failed_backward()
         self._idle_form = "missing"
         self._runs = []
+        while self._hooks:  # the last forward was interrupted
+            self._hooks.pop().__exit__()
         for unit in self._units:
-            unit.unwatch_saved_tensors()  # if the last forward was interrupted
             unit.show("missing")
 
     def _before_forward(self, unit: Unit, module, args, kwargs) -> None:
@@ -210,6 +218,7 @@ class FullyShardedDataParallel(DataParallelBase):
         runs = self._runs
         gather = partial(self._gather, unit, self._units, refresh=True)
         if in_backward():  # recomputation, in a different order than forward
+            self._begin_backward()
             runs = []
             gather = partial(self._start_backward, unit)
         run = Run(unit)
@@ -217,10 +226,11 @@ class FullyShardedDataParallel(DataParallelBase):
             runs.append(run)
         unit.gather(gather, partial(self._receive, runs, run))
         run.version = unit.version
-        unit.watch_saved_tensors(partial(self._enter, runs, run))
+        self._hooks.append(SavedTensors(partial(self._enter, runs, run)))
+        self._hooks[-1].__enter__()
 
     def _after_forward(self, unit: Unit, module, args, output) -> None:
-        unit.unwatch_saved_tensors()  # also after an exception
+        self._hooks.pop().__exit__()  # also after an exception
         if in_backward():
             return
         is_root = unit is self._root
@@ -234,14 +244,15 @@ class FullyShardedDataParallel(DataParallelBase):
             unit.free()
 
     def _enter(self, runs: list[Run], run: Run) -> None:
-        """Backward needs what this run saved, or has all of its gradients."""
+        """Gather a unit for backward, which needs what this run saved, or has all its gradients."""
         refuse_graph()
         self._begin_backward()
         if run.unit.in_backward:
             return
-        self._entered[id(runs)] = runs
-        if run.unit is not self._root:
-            self._leave_later(runs, run)
+        if run in runs and run.unit is not self._root:
+            self._entered = runs
+            while runs[-1] is not run:  # they get no gradients, but on other ranks they may
+                self._leave(runs.pop().unit)
         gather = partial(self._start_backward, run.unit, self._backward_order)
         with torch.enable_grad():  # for what a checkpoint inside the unit computes again
             run.unit.gather(gather, run.unit.add_gradients)
@@ -253,32 +264,24 @@ class FullyShardedDataParallel(DataParallelBase):
 
     def _receive(self, runs: list[Run], run: Run, gradients: Sequence[torch.Tensor | None]) -> None:
         """Add the gradients of a run, and reduce them."""
+        if run not in runs:  # recomputed, or backward has come to it before
+            runs.append(run)
         self._enter(runs, run)
         run.unit.add_gradients(gradients)
-        self._leave_later(runs, run)
-        if run in runs:
-            runs.remove(run)
-        self._leave(run.unit)
-
-    def _leave_later(self, runs: list[Run], run: Run | None = None) -> None:
-        """Leave the runs after this one, which get no gradients on this rank.
-
-        On other ranks they may, and all ranks send the same messages.
-        """
-        if run is None or run in runs:
-            while runs and runs[-1] is not run:
-                unit = runs.pop().unit
-                self._start_backward(unit, self._backward_order)
-                self._leave(unit)
+        while run in runs:
+            self._leave(runs.pop().unit)
 
     def _start_backward(self, unit: Unit, order: Sequence[Unit] = ()) -> None:
-        """Gather a unit for its part of backward."""
-        self._begin_backward()
         if not unit.in_backward:
             unit.in_backward = True
             self._gather(unit, order)
 
     def _leave(self, unit: Unit) -> None:
+        """Free a unit after its part of backward, and reduce its gradients.
+
+        All ranks send the same messages, so it is gathered even if it got no gradient here.
+        """
+        self._start_backward(unit, self._backward_order)
         unit.in_backward = False
         unit.show(self._idle_form)
         if self.reshard_after_forward or self._grad_mode is GradSync.AVERAGE_AND_WAIT:
@@ -288,9 +291,8 @@ class FullyShardedDataParallel(DataParallelBase):
             self._reduce(unit)
 
     def _end_backward(self) -> None:
-        for runs in reversed(self._entered.values()):
-            self._leave_later(runs)
-        self._entered = {}
+        while self._entered:
+            self._leave(self._entered.pop().unit)
         for unit in reversed(self._units):
             if unit.in_backward:  # recomputed, but it got no gradient
                 self._leave(unit)
@@ -302,7 +304,7 @@ class FullyShardedDataParallel(DataParallelBase):
 
     def _reset(self) -> None:
         self._reducing = []
-        self._entered = {}
+        self._entered = []
         for unit in self._units:
             unit.reset()
 

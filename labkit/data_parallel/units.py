@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from labkit.data_parallel.borders import SavedTensors, lies_in, refuse
+from labkit.data_parallel.borders import refuse
 from labkit.data_parallel.flat_parameter import FlatParameter, Form, Owners
 from labkit.data_parallel.gradients import GroupsOf, in_buckets
-from labkit.data_parallel.replicas import materialize
+from labkit.data_parallel.replicas import grad_dtype_of, materialize
 from labkit.groups import local_device
 
 
@@ -101,11 +101,9 @@ class Unit:
                 dist.broadcast(flat.buffer, group_src=0, group=group)
             flat.keep_shard()
         self.trained = [param for param in self.parameters if param.shard.requires_grad]
-        self.buffers = [flat.buffer for flat in self.flats]
         self.free()
         self.show("shard")
         self.in_backward = self.has_unreduced_grads = False
-        self.saved_tensors: SavedTensors | None = None  # while forward computes
 
     @property
     def version(self) -> int:
@@ -130,7 +128,7 @@ class Unit:
     def add_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
         for param, gradient in zip(self.trained, gradients):
             if gradient is not None:
-                gradient = gradient.to_dense().to(param.grad_dtype)
+                gradient = gradient.to_dense().to(grad_dtype_of(param.unsharded))
                 # Not in place: autograd may use this tensor elsewhere too.
                 param.grad = gradient if param.grad is None else param.grad + gradient
 
@@ -139,19 +137,14 @@ class Unit:
         for param in self.parameters:
             param.show(getattr(param, form))
 
-    def watch_saved_tensors(self, before_use: Callable[[], None]) -> None:
-        self.saved_tensors = SavedTensors(before_use)
-        self.saved_tensors.__enter__()
-
-    def unwatch_saved_tensors(self) -> None:
-        if self.saved_tensors is not None:
-            self.saved_tensors.__exit__()
-            self.saved_tensors = None
-
     def refuse_to_return(self, output) -> None:
-        if any(lies_in(x, self.buffers) for x in tree_leaves(output)):
-            way_out = "return what it computes with it, or leave its module to the root"
-            refuse(f"{self.name} returns one of its own parameters, which is freed now: {way_out}")
+        freed = {flat.buffer.untyped_storage()._cdata for flat in self.flats}
+        for x in tree_leaves(output):
+            is_dense = isinstance(x, torch.Tensor) and x.layout is torch.strided
+            if is_dense and x.untyped_storage()._cdata in freed:
+                way_out = "return what it computes with it, or leave its module to the root"
+                rule = "returns one of its own parameters, which is freed now"
+                refuse(f"{self.name} {rule}: {way_out}")
 
     def reset(self) -> None:
         """Discard the state of a failed backward."""
