@@ -51,11 +51,6 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def refuse_graph() -> None:
-    if torch.is_grad_enabled():
-        refuse("a sharded module has no backward(create_graph=True): use the plain module")
-
-
 METADATA = [
     getattr(torch.Tensor, name).__get__
     for name in ("dtype", "device", "requires_grad", "is_leaf", "grad")

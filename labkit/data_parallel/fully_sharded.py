@@ -26,7 +26,6 @@ from labkit.data_parallel.borders import (
     any_requires_grad,
     in_backward,
     refuse,
-    refuse_graph,
 )
 from labkit.data_parallel.flat_parameter import FlatParameter, Form
 from labkit.data_parallel.gradients import GroupsOf
@@ -37,7 +36,7 @@ from labkit.data_parallel.replicas import (
     check_replicas,
     copy_from_first,
 )
-from labkit.data_parallel.units import Unit, assign_grads, divide
+from labkit.data_parallel.units import Gradients, Unit, assign_grads, divide
 from labkit.sizes import check_size
 
 
@@ -115,14 +114,13 @@ class FullyShardedDataParallel(DataParallelBase):
         check_replicas(module, *self.groups)
         names = {submodule: name for name, submodule in module.named_modules()}
         groups_of: GroupsOf = {None: self.groups, **(own_groups or {})}
-        made: dict[nn.Module, Unit] = {}
         # The root last: its module contains the units, which are materialized by then.
-        for unit_module in reversed(divided):
-            made[unit_module] = Unit(
-                names[unit_module], unit_module, divided[unit_module], groups_of
-            )
+        made = {
+            unit_module: Unit(names[unit_module], unit_module, owners, groups_of)
+            for unit_module, owners in reversed(divided.items())
+        }
+        self._units = [*reversed(made.values())]
         self._root = made[module]
-        self._units = [made[unit_module] for unit_module in divided]
         self._backward_order = [self._root, *self._units[:0:-1]]
         self._flats = [flat for unit in self._units for flat in unit.flats]
         self._reducing: list[FlatParameter] = []  # whose reduce-scatters are in flight
@@ -219,12 +217,13 @@ class FullyShardedDataParallel(DataParallelBase):
         gather = partial(self._gather, unit, self._units, refresh=True)
         if in_backward():  # recomputation, in a different order than forward
             self._begin_backward()
+            unit.in_backward = True
             runs = []
-            gather = partial(self._start_backward, unit)
+            gather = partial(self._gather, unit)
         run = Run(unit)
         if torch.is_grad_enabled() and (unit.trained or any_requires_grad(args, kwargs)):
             runs.append(run)
-        unit.gather(gather, partial(self._receive, runs, run))
+        unit.compute_with(gather, partial(self._reduce_run, runs, run))
         run.version = unit.version
         self._hooks.append(SavedTensors(partial(self._enter, runs, run)))
         self._hooks[-1].__enter__()
@@ -245,25 +244,26 @@ class FullyShardedDataParallel(DataParallelBase):
 
     def _enter(self, runs: list[Run], run: Run) -> None:
         """Gather a unit for backward, which needs what this run saved, or has all its gradients."""
-        refuse_graph()
+        if torch.is_grad_enabled():
+            refuse("a sharded module has no backward(create_graph=True): use the plain module")
         self._begin_backward()
-        if run.unit.in_backward:
+        unit = run.unit
+        if unit.in_backward:
             return
-        if run in runs and run.unit is not self._root:
+        if run in runs and unit is not self._root:
             self._entered = runs
             while runs[-1] is not run:  # they get no gradients, but on other ranks they may
                 self._leave(runs.pop().unit)
-        gather = partial(self._start_backward, run.unit, self._backward_order)
+        unit.in_backward = True
         with torch.enable_grad():  # for what a checkpoint inside the unit computes again
-            run.unit.gather(gather, run.unit.add_gradients)
-        if run.unit.version != run.version:
-            refuse(
-                f"parameters of {run.unit.name} have changed between forward and backward: call "
-                "backward before a step"
-            )
+            gather = partial(self._gather, unit, self._backward_order)
+            unit.compute_with(gather, unit.add_gradients)
+        if unit.version != run.version:
+            rule = f"parameters of {unit.name} have changed between forward and backward"
+            refuse(f"{rule}: call backward before a step")
 
-    def _receive(self, runs: list[Run], run: Run, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Add the gradients of a run, and reduce them."""
+    def _reduce_run(self, runs: list[Run], run: Run, gradients: Gradients) -> None:
+        """Reduce the gradients of a run, all of which autograd has."""
         if run not in runs:  # recomputed, or backward has come to it before
             runs.append(run)
         self._enter(runs, run)
@@ -271,17 +271,13 @@ class FullyShardedDataParallel(DataParallelBase):
         while run in runs:
             self._leave(runs.pop().unit)
 
-    def _start_backward(self, unit: Unit, order: Sequence[Unit] = ()) -> None:
-        if not unit.in_backward:
-            unit.in_backward = True
-            self._gather(unit, order)
-
     def _leave(self, unit: Unit) -> None:
         """Free a unit after its part of backward, and reduce its gradients.
 
         All ranks send the same messages, so it is gathered even if it got no gradient here.
         """
-        self._start_backward(unit, self._backward_order)
+        if not unit.in_backward:
+            self._gather(unit, self._backward_order)
         unit.in_backward = False
         unit.show(self._idle_form)
         if self.reshard_after_forward or self._grad_mode is GradSync.AVERAGE_AND_WAIT:

@@ -17,6 +17,8 @@ from labkit.data_parallel.gradients import GroupsOf, in_buckets
 from labkit.data_parallel.replicas import grad_dtype_of, materialize
 from labkit.groups import local_device
 
+Gradients = Sequence[torch.Tensor | None]
+
 
 def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Owners]:
     """Return the parameters of the root (all that is in no unit) and of each unit."""
@@ -60,23 +62,21 @@ def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Owners]
 class GatherUnit(torch.autograd.Function):
     """A conjugate operator: forward gathers a unit's shards, backward reduces their gradients.
 
-    Forward returns a view of the gathered buffer for each trained parameter. Autograd calls
-    backward when all gradients of these views are there, whatever the unit returns: ``receive``
-    gets them, so autograd gets nothing. ``leaf`` is a tensor that requires a gradient.
+    Forward returns views of the gathered weights. Autograd calls backward when it has all their
+    gradients, whatever the unit returns; ``reduce`` takes these, so the weights get none.
     """
 
     @staticmethod
-    def forward(ctx, leaf, unit: "Unit", gather, receive):
+    def forward(ctx, gather, reduce, *weights):
         gather()
-        ctx.receive = receive
-        ctx.set_materialize_grads(False)  # a weight that was not used has none
-        # .data: autograd does not see that the buffer changes.
-        return tuple(param.unsharded.data for param in unit.trained)
+        ctx.reduce = reduce
+        ctx.set_materialize_grads(False)  # a weight that was not used has no gradient
+        return tuple(weight.data for weight in weights)  # .data: memory that comes and goes
 
     @staticmethod
     def backward(ctx, *gradients):
-        ctx.receive(gradients)
-        return None, None, None, None
+        ctx.reduce(gradients)
+        return None, None, *(None for _ in gradients)
 
 
 class Unit:
@@ -114,18 +114,15 @@ class Unit:
         for flat in self.flats:
             flat.free()
 
-    def gather(self, gather: Callable[[], None], receive: Callable) -> None:
-        """Put the gathered parameters into the modules; ``receive`` gets their gradients."""
+    def compute_with(self, gather: Callable[[], None], reduce: Callable) -> None:
+        """Put views of the gathered weights into the modules; frozen ones need no operator."""
         self.show("unsharded")
-        if not self.trained:
-            return gather()
-        leaf = self.trained[0].unsharded.new_empty(0, requires_grad=True)
-        views = GatherUnit.apply(leaf, self, gather, receive)
+        views = GatherUnit.apply(gather, reduce, *(param.unsharded for param in self.trained))
         for param, view in zip(self.trained, views):
             vars(view).update(vars(param.unsharded))
             param.show(view)
 
-    def add_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
+    def add_gradients(self, gradients: Gradients) -> None:
         for param, gradient in zip(self.trained, gradients):
             if gradient is not None:
                 gradient = gradient.to_dense().to(grad_dtype_of(param.unsharded))
