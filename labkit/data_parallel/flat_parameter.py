@@ -38,23 +38,22 @@ class ShardedParameter:
     """
 
     shard: nn.Parameter  # [m], what this rank keeps and the optimizer updates
-    unsharded: nn.Parameter  # in the buffer; the module computes with views of it
+    unsharded: nn.Parameter  # what the module computes with
     missing: Missing  # what the module has while other units compute
     owners: list[tuple[nn.Module, str]]
     in_buffer: slice
     in_shard: slice
-    grad: torch.Tensor | None = None  # unsharded, and not reduced yet
     has_grad: bool = False  # on this rank, since `assign_grads`
-
-    def show(self, form: torch.Tensor) -> None:
-        """Put this form of the parameter into the modules."""
-        for module, name in self.owners:
-            module._parameters[name] = form  # pyright: ignore - views are not Parameters
 
 
 class FlatParameter:
     """Parameters of one kind, flattened into a buffer [n] that has memory only while gathered, and
     a shard [n/d].
+
+    Communication: `gather` all-gathers the shards into the buffer; `start_reduce` reduce-scatters
+    gradients laid out like the buffer, so each rank gets the sum of its shard; `start_average`
+    all-reduces that sum over the ranks with the same shard. In the first two a rank sends (d-1)/d n
+    numbers, in the last one 2(r-1)/r n/d for r replicas.
 
     Sharded parameters are views of the shard, unsharded ones of the buffer. Autograd saves the
     unsharded ones for backward, so these tensors stay while their memory is freed and allocated
@@ -65,7 +64,7 @@ class FlatParameter:
     def __init__(self, owners: Owners, groups: GroupsOf, unit: str):
         first = next(iter(owners))
         self.groups, self.divisor = average_over(first, groups)
-        *self.replicas, self.group = self.groups
+        *self.replicas, self.group = self.groups  # the shard group is the last one
         self.is_trained = first.requires_grad
         self.grad_dtype = grad_dtype_of(first)
 
@@ -157,13 +156,14 @@ class FlatParameter:
         """Start to reduce-scatter the gradients, divided before the sum lest it overflow."""
         gradients = torch.empty_like(self.buffer, dtype=self.grad_dtype)
         for param in self.parameters:
-            in_buffer = gradients[param.in_buffer].view(param.unsharded.shape)
-            if param.grad is None:
-                in_buffer.zero_()
+            view = gradients[param.in_buffer].view(param.unsharded.shape)
+            grad = param.unsharded.grad
+            if grad is None:
+                view.zero_()
             else:
-                torch.div(param.grad, self.divisor, out=in_buffer)
-                param.has_grad = True
-                param.grad = None
+                torch.div(grad.to_dense(), self.divisor, out=view)
+            param.has_grad |= grad is not None
+            param.unsharded.grad = None
         self.pending_sum = torch.empty_like(self.shard, dtype=self.grad_dtype)
         self.reduce_work = reduce_scatter_single(
             self.pending_sum, gradients, group=self.group, async_op=True
@@ -207,7 +207,7 @@ class FlatParameter:
         self.finish_average()
         self.sum = self.average = None
         for param in self.parameters:
-            param.grad = None
+            param.unsharded.grad = None
             param.has_grad = False
 
 

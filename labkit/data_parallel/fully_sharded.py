@@ -13,19 +13,21 @@ import copy
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from labkit.data_parallel.borders import (
-    SavedTensors,
-    any_requires_grad,
     in_backward,
+    marked,
+    on_exit,
+    outputs_to_watch,
     refuse,
+    refuse_graph,
 )
 from labkit.data_parallel.flat_parameter import FlatParameter, Form
 from labkit.data_parallel.gradients import GroupsOf
@@ -36,20 +38,25 @@ from labkit.data_parallel.replicas import (
     check_replicas,
     copy_from_first,
 )
-from labkit.data_parallel.units import Gradients, Unit, assign_grads, divide
+from labkit.data_parallel.units import Unit, assign_grads, divide
 from labkit.sizes import check_size
-
-
-@dataclass(eq=False)
-class Run:
-    """One forward of a unit, which backward comes to after all later ones."""
-
-    unit: Unit
-    version: int = -1  # of the shards that were gathered
 
 
 class FullyShardedDataParallel(DataParallelBase):
     """A module whose parameters, gradients and optimizer states are divided over the group.
+
+    Communication of a unit of n parameters, of b bytes each, over d ranks; each collective is
+    started early, and waited for where its result is needed:
+
+    1. Before forward: all-gather of the shards. Each rank sends and receives (d-1)/d n b bytes.
+       It starts one unit ahead (``prefetch``).
+    2. Before backward, if the unit was freed after forward: the same again, in reverse order.
+    3. After backward: reduce-scatter of the gradients. Each rank sends (d-1)/d n numbers, and keeps
+       the sum of its shard; that travels while the unit before computes.
+    4. Hybrid sharding only, after the last backward of a step: all-reduce of the shard of
+       gradients, n/d numbers, over the ``replicate_group``.
+    5. At the end of the last backward: all-reduce of one number for each parameter, whether a rank
+       has a gradient of it; then the first rank broadcasts the module's buffers.
 
     Outside of forward a parameter is this rank's flat shard of it, possibly empty: the same object
     as before, unless that was on the meta device. Use an element-wise optimizer (not Adafactor,
@@ -62,10 +69,9 @@ class FullyShardedDataParallel(DataParallelBase):
     the first, and get its buffers with each average. On GPUs the host synchronizes only if a
     parameter has no gradient here, to learn whether another rank has one.
 
-    To autograd a unit is a conjugate operator, as in tensor parallelism: it gathers its shards
-    forward, and reduces their gradients backward, when autograd has all of them. A unit's backward
-    starts when autograd first needs a tensor that it saved. Called twice, it is reduced twice.
-    A checkpoint inside a unit must call a module of it: only then are parameters gathered again.
+    A unit's backward starts when its output gets a gradient, or autograd first needs one of its
+    parameters. It ends when its inputs have theirs; later gradients are reduced at the end of
+    backward. Called twice, it is reduced twice.
 
     Args:
         units: modules inside ``module``, in the order in which forward calls them.
@@ -119,26 +125,37 @@ class FullyShardedDataParallel(DataParallelBase):
             unit_module: Unit(names[unit_module], unit_module, owners, groups_of)
             for unit_module, owners in reversed(divided.items())
         }
-        self._units = [*reversed(made.values())]
         self._root = made[module]
+        self._units = [*reversed(made.values())]
         self._backward_order = [self._root, *self._units[:0:-1]]
         self._flats = [flat for unit in self._units for flat in unit.flats]
         self._reducing: list[FlatParameter] = []  # whose reduce-scatters are in flight
         # Of units that do not compute; "missing" during the root's forward.
         self._idle_form: Form = "shard"
         copy_from_first(module.buffers(), *self.groups)
-        self._runs: list[Run] = []  # of the last forward, which backward has not come to
-        self._entered: list[Run] = []  # of the forward that backward is in
-        self._hooks: list[SavedTensors] = []  # of the units that compute
-        self._shards = {param.shard for flat in self._flats for param in flat.parameters}
         for unit_module, unit in made.items():
-            unit_module.register_forward_pre_hook(
-                Hook(self._before_forward, unit), with_kwargs=True
-            )
-            unit_module.register_forward_hook(Hook(self._after_forward, unit), always_call=True)
+            self._watch(unit_module, unit)
+        self._unsharded_of = {
+            param.shard: param.unsharded for flat in self._flats for param in flat.parameters
+        }
         weakref.finalize(
             self, register_optimizer_step_post_hook(Hook(self._after_optimizer_step)).remove
         )
+
+    def _watch(self, module: nn.Module, unit: Unit) -> None:
+        """Have this wrapper called when a unit's forward begins and ends, and when a gradient
+        arrives.
+        """
+        module.register_forward_pre_hook(Hook(self._before_forward, unit), with_kwargs=True)
+        module.register_forward_hook(
+            Hook(self._after_forward, unit), with_kwargs=True, always_call=True
+        )
+        for flat in unit.flats:
+            if flat.is_trained:
+                for sharded in flat.parameters:
+                    sharded.unsharded.register_post_accumulate_grad_hook(
+                        Hook(self._grad_arrived, unit)
+                    )
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
@@ -161,6 +178,9 @@ class FullyShardedDataParallel(DataParallelBase):
         for groups in dict.fromkeys(flat.groups for flat in flats):
             assign_grads([flat for flat in flats if flat.groups == groups])
         copy_from_first(self.module.buffers(), *self.groups)
+
+    def unsharded(self, parameter: nn.Parameter) -> nn.Parameter:
+        return self._unsharded_of[parameter]
 
     def state_dict(self, *args, **kwargs):
         """Return the plain module's state dict, whole on every rank. All ranks call this."""
@@ -193,7 +213,10 @@ class FullyShardedDataParallel(DataParallelBase):
         )
 
     def _gather(self, unit: Unit, order: Sequence[Unit] = (), *, refresh: bool = False) -> None:
-        """Gather a unit, and start to gather the next ones in this order."""
+        """Gather a unit, and start to gather the next ones in this order.
+
+        The order is the same on all ranks, so their all-gathers meet.
+        """
         ahead = order[order.index(unit) + 1 :][: self.prefetch] if order else ()
         for gathered in (unit, *ahead):
             for flat in gathered.flats:
@@ -201,97 +224,82 @@ class FullyShardedDataParallel(DataParallelBase):
         for flat in unit.flats:
             flat.wait()
 
-    def _begin_forward(self) -> None:
-        self._discard_failed_backward()
-        self._idle_form = "missing"
-        self._runs = []
-        while self._hooks:  # the last forward was interrupted
-            self._hooks.pop().__exit__()
-        for unit in self._units:
-            unit.show("missing")
+    def _before_forward(self, unit: Unit, module, args, kwargs):
+        if in_backward():  # recomputation, in a different order than forward: nothing is prefetched
+            self._start_backward(unit)
+        else:
+            if unit is self._root:
+                self._discard_failed_backward()
+                self._idle_form = "missing"
+                for other in self._units:
+                    other.unwatch_saved_tensors()  # if the last forward was interrupted
+                    other.show("missing")
+            self._gather(unit, self._units, refresh=True)
+            unit.show("unsharded")
+        unit.watch_saved_tensors(partial(self._before_backward, unit, unit.version))
+        if unit is self._root:
+            return None
+        (args, kwargs), inputs = marked((args, kwargs))
+        on_exit(inputs, Hook(self._after_backward, unit))
+        return args, kwargs
 
-    def _before_forward(self, unit: Unit, module, args, kwargs) -> None:
-        if unit is self._root and not in_backward():
-            self._begin_forward()
-        runs = self._runs
-        gather = partial(self._gather, unit, self._units, refresh=True)
-        if in_backward():  # recomputation, in a different order than forward
-            self._begin_backward()
-            unit.in_backward = True
-            runs = []
-            gather = partial(self._gather, unit)
-        run = Run(unit)
-        if torch.is_grad_enabled() and (unit.trained or any_requires_grad(args, kwargs)):
-            runs.append(run)
-        unit.compute_with(gather, partial(self._reduce_run, runs, run))
-        run.version = unit.version
-        self._hooks.append(SavedTensors(partial(self._enter, runs, run)))
-        self._hooks[-1].__enter__()
-
-    def _after_forward(self, unit: Unit, module, args, output) -> None:
-        self._hooks.pop().__exit__()  # also after an exception
+    def _after_forward(self, unit: Unit, module, args, kwargs, output):
+        unit.unwatch_saved_tensors()  # also after an exception
         if in_backward():
-            return
-        is_root = unit is self._root
-        if is_root:
+            return output
+        if unit is self._root:
             self._idle_form = "shard"
-        for idle in self._units if is_root else (unit,):
+        for idle in self._units if unit is self._root else (unit,):
             idle.show(self._idle_form)
-        has_no_backward = output is None or not torch.is_grad_enabled()
-        if has_no_backward or (self.reshard_after_forward and not is_root):
+        output, outputs = marked(output)
+        hook = partial(Hook(self._before_backward, unit), unit.version)
+        register_multi_grad_hook(outputs_to_watch(module, outputs, output), hook, mode="any")
+        if (
+            output is None
+            or not torch.is_grad_enabled()
+            or (self.reshard_after_forward and unit is not self._root)
+        ):
             unit.refuse_to_return(output)
             unit.free()
+        return output
 
-    def _enter(self, runs: list[Run], run: Run) -> None:
-        """Gather a unit for backward, which needs what this run saved, or has all its gradients."""
-        if torch.is_grad_enabled():
-            refuse("a sharded module has no backward(create_graph=True): use the plain module")
-        self._begin_backward()
-        unit = run.unit
-        if unit.in_backward:
-            return
-        if run in runs and unit is not self._root:
-            self._entered = runs
-            while runs[-1] is not run:  # they get no gradients, but on other ranks they may
-                self._leave(runs.pop().unit)
-        unit.in_backward = True
-        with torch.enable_grad():  # for what a checkpoint inside the unit computes again
-            gather = partial(self._gather, unit, self._backward_order)
-            unit.compute_with(gather, unit.add_gradients)
-        if unit.version != run.version:
-            rule = f"parameters of {unit.name} have changed between forward and backward"
-            refuse(f"{rule}: call backward before a step")
+    def _before_backward(self, unit: Unit, version: int, grad=None) -> None:
+        refuse_graph()
+        self._start_backward(unit, self._backward_order)
+        if unit.version != version:
+            refuse(
+                f"parameters of {unit.name} have changed between forward and backward: call "
+                "backward before a step"
+            )
 
-    def _reduce_run(self, runs: list[Run], run: Run, gradients: Gradients) -> None:
-        """Reduce the gradients of a run, all of which autograd has."""
-        if run not in runs:  # recomputed, or backward has come to it before
-            runs.append(run)
-        self._enter(runs, run)
-        run.unit.add_gradients(gradients)
-        while run in runs:
-            self._leave(runs.pop().unit)
-
-    def _leave(self, unit: Unit) -> None:
-        """Free a unit after its part of backward, and reduce its gradients.
-
-        All ranks send the same messages, so it is gathered even if it got no gradient here.
+    def _start_backward(self, unit: Unit, order: Sequence[Unit] = ()) -> None:
+        """Gather a unit for its part of backward, and have its gradients reduced after it, even if
+        it gets none.
         """
+        self._begin_backward()
         if not unit.in_backward:
-            self._gather(unit, self._backward_order)
+            unit.in_backward = unit.has_unreduced_grads = True
+            self._gather(unit, order)
+            unit.show("unsharded")
+
+    def _grad_arrived(self, unit: Unit, parameter) -> None:
+        refuse_graph()
+        self._begin_backward()
+        # Even after its part of backward: then they are reduced at the end.
+        unit.has_unreduced_grads = True
+
+    def _after_backward(self, unit: Unit) -> None:
         unit.in_backward = False
         unit.show(self._idle_form)
         if self.reshard_after_forward or self._grad_mode is GradSync.AVERAGE_AND_WAIT:
             unit.free()
-        unit.has_unreduced_grads = True
-        if self._grad_mode is not GradSync.ACCUMULATE:
+        if unit.has_unreduced_grads and self._grad_mode is not GradSync.ACCUMULATE:
             self._reduce(unit)
 
     def _end_backward(self) -> None:
-        while self._entered:
-            self._leave(self._entered.pop().unit)
+        # The root, and units whose inputs need no gradient, are still open.
         for unit in reversed(self._units):
-            if unit.in_backward:  # recomputed, but it got no gradient
-                self._leave(unit)
+            self._after_backward(unit)
         super()._end_backward()
 
     def _backward_failed(self, at_end: weakref.ref) -> None:
@@ -300,15 +308,17 @@ class FullyShardedDataParallel(DataParallelBase):
 
     def _reset(self) -> None:
         self._reducing = []
-        self._entered = []
         for unit in self._units:
             unit.reset()
 
     def _reduce(self, unit: Unit) -> None:
-        """Start to reduce a unit's gradients; wait for the previous ones first, to bound memory."""
+        """Start to reduce-scatter a unit's gradients.
+
+        The previous unit's come first: at most one buffer of whole gradients is on its way.
+        """
         self._finish_reducing()
         unit.has_unreduced_grads = False
-        # Otherwise more is to come.
+        # Otherwise further micro-batches add to the sum before it goes to the replicas.
         self._averages = self._grad_mode in (GradSync.AVERAGE, GradSync.AVERAGE_AND_WAIT)
         self._reducing = [flat for flat in unit.flats if flat.is_trained]
         for flat in self._reducing:
@@ -323,6 +333,8 @@ class FullyShardedDataParallel(DataParallelBase):
         self._reducing = []
 
     def _after_optimizer_step(self, optimizer: torch.optim.Optimizer, *_) -> None:
-        if any(p in self._shards for group in optimizer.param_groups for p in group["params"]):
+        if any(
+            p in self._unsharded_of for group in optimizer.param_groups for p in group["params"]
+        ):
             for flat in self._flats:
                 flat.num_changes += 1

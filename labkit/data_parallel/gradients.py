@@ -50,6 +50,12 @@ def average_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
 class DataParallel(DataParallelBase):
     """A replica of a module whose gradients, after backward, are the average over the group.
 
+    Communication: for each bucket one all-reduce of its gradients, with one flag for each parameter
+    (whether the rank has its gradient). It starts when backward has computed the bucket's last
+    gradient, the last layers' bucket first, and backward waits for all of them at its end. By ring,
+    a rank sends 2(d-1)/d numbers for each parameter. Then the first rank broadcasts the module's
+    buffers; at the start it broadcasts parameters and buffers, once.
+
     If each rank's loss is the mean over equally many rows, these are the gradients of the mean over
     all rows. With gradient accumulation, let only the last backward communicate:
 

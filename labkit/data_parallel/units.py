@@ -3,7 +3,7 @@ together.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import chain
 
 import torch
@@ -11,13 +11,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from labkit.data_parallel.borders import refuse
+from labkit.data_parallel.borders import SavedTensors, lies_in, refuse
 from labkit.data_parallel.flat_parameter import FlatParameter, Form, Owners
 from labkit.data_parallel.gradients import GroupsOf, in_buckets
-from labkit.data_parallel.replicas import grad_dtype_of, materialize
+from labkit.data_parallel.replicas import materialize
 from labkit.groups import local_device
-
-Gradients = Sequence[torch.Tensor | None]
 
 
 def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Owners]:
@@ -59,30 +57,12 @@ def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Owners]
     return divided
 
 
-class GatherUnit(torch.autograd.Function):
-    """A conjugate operator: forward gathers a unit's shards, backward reduces their gradients.
-
-    Forward returns views of the gathered weights. Autograd calls backward when it has all their
-    gradients, whatever the unit returns; ``reduce`` takes these, so the weights get none.
-    """
-
-    @staticmethod
-    def forward(ctx, gather, reduce, *weights):
-        gather()
-        ctx.reduce = reduce
-        ctx.set_materialize_grads(False)  # a weight that was not used has no gradient
-        return tuple(weight.data for weight in weights)  # .data: memory that comes and goes
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        ctx.reduce(gradients)
-        return None, None, *(None for _ in gradients)
-
-
 class Unit:
     """Parameters that are gathered and freed together: one flat parameter for each kind (dtype,
     device, group).
 
+    Communication, when it is made: each group's first rank broadcasts the unsharded parameters,
+    once; then each rank keeps its shard.
     Meta tensors are materialized here, so a rank that makes units one by one holds one whole unit
     at a time.
     """
@@ -93,17 +73,17 @@ class Unit:
         self.flats = [
             FlatParameter({p: owners[p] for p in kind}, groups, self.name) for kind in kinds
         ]
-        self.parameters = [param for flat in self.flats for param in flat.parameters]
-        unsharded = [param.unsharded for param in self.parameters]
+        unsharded = (param.unsharded for flat in self.flats for param in flat.parameters)
         materialize(module, local_device(), dict(zip(chain(*kinds), unsharded)))
         for flat in self.flats:
             for group in flat.groups:
                 dist.broadcast(flat.buffer, group_src=0, group=group)
             flat.keep_shard()
-        self.trained = [param for param in self.parameters if param.shard.requires_grad]
+        self.buffers = [flat.buffer for flat in self.flats]
         self.free()
         self.show("shard")
         self.in_backward = self.has_unreduced_grads = False
+        self.saved_tensors: SavedTensors | None = None  # while forward computes
 
     @property
     def version(self) -> int:
@@ -114,34 +94,26 @@ class Unit:
         for flat in self.flats:
             flat.free()
 
-    def compute_with(self, gather: Callable[[], None], reduce: Callable) -> None:
-        """Put views of the gathered weights into the modules; frozen ones need no operator."""
-        self.show("unsharded")
-        views = GatherUnit.apply(gather, reduce, *(param.unsharded for param in self.trained))
-        for param, view in zip(self.trained, views):
-            vars(view).update(vars(param.unsharded))
-            param.show(view)
-
-    def add_gradients(self, gradients: Gradients) -> None:
-        for param, gradient in zip(self.trained, gradients):
-            if gradient is not None:
-                gradient = gradient.to_dense().to(grad_dtype_of(param.unsharded))
-                # Not in place: autograd may use this tensor elsewhere too.
-                param.grad = gradient if param.grad is None else param.grad + gradient
-
     def show(self, form: Form) -> None:
         """Put this form of the parameters into the modules."""
-        for param in self.parameters:
-            param.show(getattr(param, form))
+        for flat in self.flats:
+            for param in flat.parameters:
+                for module, name in param.owners:
+                    module._parameters[name] = getattr(param, form)
+
+    def watch_saved_tensors(self, before_use: Callable[[], None]) -> None:
+        self.saved_tensors = SavedTensors(self.buffers, before_use)
+        self.saved_tensors.__enter__()
+
+    def unwatch_saved_tensors(self) -> None:
+        if self.saved_tensors is not None:
+            self.saved_tensors.__exit__()
+            self.saved_tensors = None
 
     def refuse_to_return(self, output) -> None:
-        freed = {flat.buffer.untyped_storage()._cdata for flat in self.flats}
-        for x in tree_leaves(output):
-            is_dense = isinstance(x, torch.Tensor) and x.layout is torch.strided
-            if is_dense and x.untyped_storage()._cdata in freed:
-                way_out = "return what it computes with it, or leave its module to the root"
-                rule = "returns one of its own parameters, which is freed now"
-                refuse(f"{self.name} {rule}: {way_out}")
+        if any(lies_in(x, self.buffers) for x in tree_leaves(output)):
+            way_out = "return what it computes with it, or leave its module to the root"
+            refuse(f"{self.name} returns one of its own parameters, which is freed now: {way_out}")
 
     def reset(self) -> None:
         """Discard the state of a failed backward."""
@@ -158,10 +130,13 @@ def assign_grads(flats: list[FlatParameter]) -> None:
     """
     has_grad = [param.has_grad for flat in flats for param in flat.parameters]
     flags = torch.ones(len(has_grad), device=flats[0].shard.device)
-    if not all(has_grad):  # otherwise the host need not wait for a copy
+    has_all = all(has_grad)
+    if not has_all:
         flags.copy_(torch.tensor(has_grad))
     for group in flats[0].groups:
         dist.all_reduce(flags, group=group)
-    on_any_rank = iter(has_grad if all(has_grad) else flags.tolist())
+    if not has_all:  # otherwise the host need not wait for the sum
+        has_grad = flags.tolist()
+    on_any_rank = iter(has_grad)
     for flat in flats:
         flat.assign_grads(on_any_rank)
