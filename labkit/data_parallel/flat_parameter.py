@@ -123,6 +123,18 @@ class FlatParameter:
         """Start to gather the shards unless that is done or started; ``refresh``: again if this
         rank's has changed.
         """
+        self._check_still_trained()
+        memory = self.buffer.untyped_storage()
+        version = self._shard_version()
+        if memory.size() == 0 or (refresh and version != self.version):
+            self.free()
+            memory.resize_(self.buffer.nbytes)
+            self.gather_work = all_gather_single(
+                self.buffer, self.shard, group=self.group, async_op=True
+            )
+            self.version = version
+
+    def _check_still_trained(self) -> None:
         for param in self.parameters:
             if param.shard.requires_grad != self.is_trained:
                 module, name = param.owners[0]
@@ -131,17 +143,14 @@ class FlatParameter:
                     f"{name} of a {type(module).__name__} is now {now}: change that before "
                     "you shard it"
                 )
-        # The wrapper counts optimizer steps; other in-place changes increment the parameter's
-        # `_version`.
-        version = self.num_changes + sum(param.shard._version for param in self.parameters)
-        memory = self.buffer.untyped_storage()
-        if memory.size() == 0 or (refresh and version != self.version):
-            self.free()
-            memory.resize_(self.buffer.nbytes)
-            self.gather_work = all_gather_single(
-                self.buffer, self.shard, group=self.group, async_op=True
-            )
-            self.version = version
+
+    def _shard_version(self) -> int:
+        """Return a number that every change of the shard increments.
+
+        The wrapper counts optimizer steps; other in-place changes increment the parameters'
+        ``_version``.
+        """
+        return self.num_changes + sum(param.shard._version for param in self.parameters)
 
     def wait(self) -> None:
         if self.gather_work is not None:
