@@ -105,11 +105,10 @@ class FullyShardedDataParallel(DataParallelBase):
     ):
         super().__init__(reduces_whole_units=True)
         self.prefetch = check_size("prefetch", prefetch, least=0)
-        if any(
-            isinstance(hook, Hook)
-            for submodule in module.modules()
-            for hook in submodule._forward_pre_hooks.values()
-        ):
+        hooks = [
+            hook for submodule in module.modules() for hook in submodule._forward_pre_hooks.values()
+        ]
+        if any(isinstance(hook, Hook) for hook in hooks):
             raise ValueError(
                 "this module is sharded already: load its state_dict into a new one, and shard that"
             )
@@ -224,53 +223,59 @@ class FullyShardedDataParallel(DataParallelBase):
         for flat in unit.flats:
             flat.wait()
 
+    # -- forward ---------------------------------------------------------------------------------
+
+    def _begin_forward(self) -> None:
+        self._discard_failed_backward()
+        self._idle_form = "missing"
+        for unit in self._units:
+            unit.unwatch_saved_tensors()  # if the last forward was interrupted
+            unit.show("missing")
+
     def _before_forward(self, unit: Unit, module, args, kwargs):
+        """Gather a unit, and watch for the two moments at which backward enters and leaves it."""
         if in_backward():  # recomputation, in a different order than forward: nothing is prefetched
             self._start_backward(unit)
         else:
             if unit is self._root:
-                self._discard_failed_backward()
-                self._idle_form = "missing"
-                for other in self._units:
-                    other.unwatch_saved_tensors()  # if the last forward was interrupted
-                    other.show("missing")
+                self._begin_forward()
             self._gather(unit, self._units, refresh=True)
             unit.show("unsharded")
         unit.watch_saved_tensors(partial(self._before_backward, unit, unit.version))
-        if unit is self._root:
+        if unit is self._root:  # backward leaves it at the end
             return None
+        # Backward leaves the unit when its inputs have their gradients.
         (args, kwargs), inputs = marked((args, kwargs))
         on_exit(inputs, Hook(self._after_backward, unit))
         return args, kwargs
 
     def _after_forward(self, unit: Unit, module, args, kwargs, output):
+        """Free a unit, and watch its outputs: backward enters it when one gets a gradient."""
         unit.unwatch_saved_tensors()  # also after an exception
-        if in_backward():
+        if in_backward():  # recomputed: its part of backward is next
             return output
-        if unit is self._root:
+        is_root = unit is self._root
+        if is_root:
             self._idle_form = "shard"
-        for idle in self._units if unit is self._root else (unit,):
+        for idle in self._units if is_root else (unit,):
             idle.show(self._idle_form)
         output, outputs = marked(output)
         hook = partial(Hook(self._before_backward, unit), unit.version)
         register_multi_grad_hook(outputs_to_watch(module, outputs, output), hook, mode="any")
-        if (
-            output is None
-            or not torch.is_grad_enabled()
-            or (self.reshard_after_forward and unit is not self._root)
-        ):
+        has_no_backward = output is None or not torch.is_grad_enabled()
+        if has_no_backward or (self.reshard_after_forward and not is_root):
             unit.refuse_to_return(output)
             unit.free()
         return output
+
+    # -- backward --------------------------------------------------------------------------------
 
     def _before_backward(self, unit: Unit, version: int, grad=None) -> None:
         refuse_graph()
         self._start_backward(unit, self._backward_order)
         if unit.version != version:
-            refuse(
-                f"parameters of {unit.name} have changed between forward and backward: call "
-                "backward before a step"
-            )
+            fault = f"parameters of {unit.name} have changed between forward and backward"
+            refuse(f"{fault}: call backward before a step")
 
     def _start_backward(self, unit: Unit, order: Sequence[Unit] = ()) -> None:
         """Gather a unit for its part of backward, and have its gradients reduced after it, even if
@@ -289,6 +294,7 @@ class FullyShardedDataParallel(DataParallelBase):
         unit.has_unreduced_grads = True
 
     def _after_backward(self, unit: Unit) -> None:
+        """Free a unit, unless more micro-batches need it, and start to reduce its gradients."""
         unit.in_backward = False
         unit.show(self._idle_form)
         if self.reshard_after_forward or self._grad_mode is GradSync.AVERAGE_AND_WAIT:
@@ -333,8 +339,7 @@ class FullyShardedDataParallel(DataParallelBase):
         self._reducing = []
 
     def _after_optimizer_step(self, optimizer: torch.optim.Optimizer, *_) -> None:
-        if any(
-            p in self._unsharded_of for group in optimizer.param_groups for p in group["params"]
-        ):
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        if any(p in self._unsharded_of for p in params):
             for flat in self._flats:
                 flat.num_changes += 1

@@ -155,11 +155,10 @@ class DataParallel(DataParallelBase):
     def _arrived(self, parameter: nn.Parameter) -> None:
         """Record that backward has computed this gradient, and send the buckets that are full."""
         if torch.is_grad_enabled():
-            raise ValueError(
-                f"{self._name_of(parameter)} got a gradient with a graph from "
-                "backward(create_graph=True), and the "
-                "average has none: use torch.autograd.grad(..., create_graph=True), then backward()"
-            )
+            name = self._name_of(parameter)
+            fault = f"{name} got a gradient with a graph from backward(create_graph=True)"
+            way_out = "use torch.autograd.grad(..., create_graph=True), then backward()"
+            raise ValueError(f"{fault}, and the average has none: {way_out}")
         bucket = self._bucket_of[parameter]
         bucket.put(parameter)
         if self._grad_mode is GradSync.ACCUMULATE:
@@ -168,13 +167,13 @@ class DataParallel(DataParallelBase):
         if not self.overlap:
             return
         if parameter in bucket.arrived:  # and may have been sent
-            raise ValueError(
-                f"{self._name_of(parameter)} got a second gradient in one backward, as it "
-                "does when two parts under "
-                "reentrant checkpointing share it: use checkpoint(..., use_reentrant=False), "
-                "or overlap=False"
-            )
+            name = self._name_of(parameter)
+            fault = f"{name} got a second gradient in one backward"
+            cause = "as it does when two parts under reentrant checkpointing share it"
+            way_out = "use checkpoint(..., use_reentrant=False), or overlap=False"
+            raise ValueError(f"{fault}, {cause}: {way_out}")
         bucket.arrived.add(parameter)
+        # In the buckets' order, which is the same on all ranks: a full one waits for those before.
         while self._next_bucket < len(self._buckets) and self._buckets[self._next_bucket].is_full:
             self._buckets[self._next_bucket].start_reduce()
             self._next_bucket += 1

@@ -137,19 +137,19 @@ def materialize(module: nn.Module, device: torch.device, memory: dict | None = N
             for key, x in table.items()
             if x is not None and x.is_meta
         ]
-        if on_meta and not hasattr(submodule, "reset_parameters"):
-            what = (
-                f"{on_meta[0][1]} of {name or 'the module'} is on the meta device, and "
-                "nothing can fill it"
-            )
-            raise ValueError(f"{what}: give {type(submodule).__name__} a reset_parameters()")
+        if not on_meta:
+            continue
+        if not hasattr(submodule, "reset_parameters"):
+            _, key, _ = on_meta[0]
+            owner = name or "the module"
+            fault = f"{key} of {owner} is on the meta device, and nothing can fill it"
+            raise ValueError(f"{fault}: give {type(submodule).__name__} a reset_parameters()")
         for table, key, x in on_meta:
             if x not in made:
                 empty = torch.empty_like(x, device=device)
                 made[x] = like(x, empty) if isinstance(x, nn.Parameter) else empty
             table[key] = made[x]
-        if on_meta:
-            submodule.reset_parameters()  # pyright: ignore[reportCallIssue]
+        submodule.reset_parameters()  # pyright: ignore[reportCallIssue]
 
 
 def like(parameter: nn.Parameter, data: torch.Tensor) -> nn.Parameter:
@@ -179,9 +179,7 @@ def check_replicas(module: nn.Module, *groups: dist.ProcessGroup) -> None:
         for group in groups if replica_group is None else (replica_group,):
             texts.setdefault(group, []).append(f"{name} {list(x.shape)} {str(x.dtype)[6:]}{frozen}")
     for group, lines in texts.items():
-        numbered = {
-            f"tensor {number} of this module": text for number, text in enumerate(lines, start=1)
-        }
+        numbered = {f"tensor {n} of this module": line for n, line in enumerate(lines, start=1)}
         check_alike(numbered, "make the same module on every rank", group)
     if any(p.requires_grad and grad_dtype_of(p).itemsize < 4 for p in module.parameters()):
         way_out = "set parameter.grad_dtype = torch.float32 for each"
