@@ -134,9 +134,7 @@ class FullyShardedDataParallel(DataParallelBase):
         copy_from_first(module.buffers(), *self.groups)
         for unit_module, unit in made.items():
             self._watch(unit_module, unit)
-        self._unsharded_of = {
-            param.shard: param.unsharded for flat in self._flats for param in flat.parameters
-        }
+        self._shards = {param.shard for flat in self._flats for param in flat.parameters}
         weakref.finalize(
             self, register_optimizer_step_post_hook(Hook(self._after_optimizer_step)).remove
         )
@@ -177,9 +175,6 @@ class FullyShardedDataParallel(DataParallelBase):
         for groups in dict.fromkeys(flat.groups for flat in flats):
             assign_grads([flat for flat in flats if flat.groups == groups])
         copy_from_first(self.module.buffers(), *self.groups)
-
-    def unsharded(self, parameter: nn.Parameter) -> nn.Parameter:
-        return self._unsharded_of[parameter]
 
     def state_dict(self, *args, **kwargs):
         """Return the plain module's state dict, whole on every rank. All ranks call this."""
@@ -340,6 +335,6 @@ class FullyShardedDataParallel(DataParallelBase):
 
     def _after_optimizer_step(self, optimizer: torch.optim.Optimizer, *_) -> None:
         params = [p for group in optimizer.param_groups for p in group["params"]]
-        if any(p in self._unsharded_of for p in params):
+        if any(p in self._shards for p in params):
             for flat in self._flats:
                 flat.num_changes += 1

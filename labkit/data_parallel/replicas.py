@@ -45,12 +45,6 @@ class DataParallelBase(nn.Module):
         # The callback queued for the end of backward.
         self._at_end: weakref.ref[Callable] | None = None
 
-    def unsharded(self, parameter: nn.Parameter) -> nn.Parameter:
-        """Return the tensor that the module computes with for this parameter, which receives its
-        gradient.
-        """
-        return parameter
-
     def no_sync(self):
         """Let backward accumulate gradients without communication, in a ``with`` block."""
         return self._with_grads(GradSync.ACCUMULATE)

@@ -20,41 +20,43 @@ from labkit.groups import local_device
 
 def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Owners]:
     """Return the parameters of the root (all that is in no unit) and of each unit."""
-    names = {inner: name for name, inner in module.named_modules()}
-    for number, unit in enumerate(units):
-        if unit is module or unit not in names or type(unit).forward is nn.Module.forward:
-            this = (
-                f"units[{number}], a {type(unit).__name__}, is not a unit of this "
-                f"{type(module).__name__}"
-            )
-            way_out = "name modules inside it that are called; instead of a list, name its layers"
-            raise ValueError(f"{this}: {way_out}")
-        others = units[:number] + units[number + 1 :]
-        inner = [submodule for submodule in unit.modules() if submodule in others]
-        if inner:
-            both = f"units {names[unit]} and {names[inner[0]]} contain each other"
-            raise ValueError(f"{both}: leave one of them out")
-
-    in_a_unit = {inner for unit in units for inner in unit.modules()}
+    names = {submodule: name for name, submodule in module.named_modules()}
+    _check_units(module, units, names)
+    in_a_unit = {submodule for unit in units for submodule in unit.modules()}
     divided: dict[nn.Module, Owners] = {}
-    owners: dict[nn.Parameter, nn.Module] = {}
-    full_names: dict[nn.Parameter, str] = {}
+    first_seen: dict[nn.Parameter, tuple[nn.Module, str]] = {}  # its unit, and its name there
     for unit in [module, *units]:
         divided[unit] = {}
         unit_name = f"unit {names[unit]}" if names[unit] else "the root"
-        for prefix, inner in unit.named_modules(prefix=names[unit]):
-            if unit is module and inner in in_a_unit:
+        for prefix, submodule in unit.named_modules(prefix=names[unit]):
+            if unit is module and submodule in in_a_unit:
                 continue
-            for name, p in inner.named_parameters(recurse=False, remove_duplicate=False):
+            for name, p in submodule.named_parameters(recurse=False, remove_duplicate=False):
                 full_name = f"{prefix}.{name} ({unit_name})".lstrip(".")
-                if owners.setdefault(p, unit) is not unit:
+                first_unit, first_name = first_seen.setdefault(p, (unit, full_name))
+                if first_unit is not unit:
+                    fault = f"{first_name} and {full_name} are one parameter in two units"
                     way_out = "make one unit of a module that has both, or leave both to the root"
-                    raise ValueError(
-                        f"{full_names[p]} and {full_name} are one parameter in two units: {way_out}"
-                    )
-                full_names.setdefault(p, full_name)
-                divided[unit].setdefault(p, []).append((inner, name))
+                    raise ValueError(f"{fault}: {way_out}")
+                divided[unit].setdefault(p, []).append((submodule, name))
     return divided
+
+
+def _check_units(module: nn.Module, units: list[nn.Module], names: dict[nn.Module, str]) -> None:
+    """Raise a ValueError unless units are modules inside ``module`` that somebody calls, and none
+    contains another.
+    """
+    for number, unit in enumerate(units):
+        if unit is module or unit not in names or type(unit).forward is nn.Module.forward:
+            kind = type(unit).__name__
+            fault = f"units[{number}], a {kind}, is not a unit of this {type(module).__name__}"
+            way_out = "name modules inside it that are called; instead of a list, name its layers"
+            raise ValueError(f"{fault}: {way_out}")
+        others = units[:number] + units[number + 1 :]
+        for submodule in unit.modules():
+            if submodule in others:
+                fault = f"units {names[unit]} and {names[submodule]} contain each other"
+                raise ValueError(f"{fault}: leave one of them out")
 
 
 class Unit:
