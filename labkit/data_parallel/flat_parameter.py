@@ -69,6 +69,8 @@ class FlatParameter:
         self.grad_dtype = grad_dtype_of(first)
 
         # Parameters follow each other, each padded to the alignment; the last shard is padded too.
+        # With an alignment of 4, a of 5 and b of 3 numbers on 2 ranks: aaaaa... | bbb.
+        # On 3 ranks, the borders of shards fall inside a: aaaa | a... | bbb.
         align = ALIGNMENT_BYTES // first.element_size()
         padded = [-(-p.numel() // align) * align for p in owners]
         size = max(1, -(-sum(padded) // self.group.size()))  # of a shard
@@ -93,7 +95,7 @@ class FlatParameter:
         end = start + p.numel()
         in_buffer = slice(start, end)
         in_shard = slice(self._clamped(start - self.offset), self._clamped(end - self.offset))
-        # .data: changes are invisible to autograd
+        # .data: autograd must not see that the buffer's memory changes.
         unsharded = like(p, self.buffer[in_buffer].view(p.shape).data)
         if not p.is_meta:
             unsharded.data.copy_(p)

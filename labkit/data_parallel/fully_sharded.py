@@ -134,7 +134,7 @@ class FullyShardedDataParallel(DataParallelBase):
         copy_from_first(module.buffers(), *self.groups)
         for unit_module, unit in made.items():
             self._watch(unit_module, unit)
-        self._shards = {param.shard for flat in self._flats for param in flat.parameters}
+        self._shards = {param.shard for unit in self._units for param in unit.parameters}
         weakref.finalize(
             self, register_optimizer_step_post_hook(Hook(self._after_optimizer_step)).remove
         )
@@ -147,12 +147,10 @@ class FullyShardedDataParallel(DataParallelBase):
         module.register_forward_hook(
             Hook(self._after_forward, unit), with_kwargs=True, always_call=True
         )
-        for flat in unit.flats:
-            if flat.is_trained:
-                for sharded in flat.parameters:
-                    sharded.unsharded.register_post_accumulate_grad_hook(
-                        Hook(self._grad_arrived, unit)
-                    )
+        for param in unit.parameters:
+            if param.unsharded.requires_grad:
+                hook = Hook(self._grad_arrived, unit)
+                param.unsharded.register_post_accumulate_grad_hook(hook)
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)

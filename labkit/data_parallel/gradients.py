@@ -110,23 +110,22 @@ class DataParallel(DataParallelBase):
             parameter.register_post_accumulate_grad_hook(Hook(self._arrived))
 
     def forward(self, *args, **kwargs):
+        self._check_buckets_have_all()
+        self._discard_failed_backward()
+        return self.module(*args, **kwargs)
+
+    def _check_buckets_have_all(self) -> None:
         modules = [self.module]
         # module.parameters() would take three times as long, before every micro-batch.
         for submodule in modules:
             modules += filter(None, submodule._modules.values())
-            for parameter in submodule._parameters.values():
-                if (
-                    parameter is not None
-                    and parameter.requires_grad
-                    and parameter not in self._bucket_of
-                ):
-                    raise ValueError(
-                        f"this DataParallel does not average {self._name_of(parameter)}, "
-                        "which was frozen or missing "
-                        "when the wrapper was made: delete the wrapper, and wrap the plain module"
-                    )
-        self._discard_failed_backward()
-        return self.module(*args, **kwargs)
+            for param in submodule._parameters.values():
+                if param is None or not param.requires_grad or param in self._bucket_of:
+                    continue
+                fault = f"this DataParallel does not average {self._name_of(param)}"
+                cause = "which was frozen or missing when the wrapper was made"
+                way_out = "delete the wrapper, and wrap the plain module"
+                raise ValueError(f"{fault}, {cause}: {way_out}")
 
     def sync_gradients(self) -> None:
         """Send the remaining buckets, and wait for all.

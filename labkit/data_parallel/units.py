@@ -63,8 +63,9 @@ class Unit:
     """Parameters that are gathered and freed together: one flat parameter for each kind (dtype,
     device, group).
 
-    Communication, when it is made: each group's first rank broadcasts the unsharded parameters,
-    once; then each rank keeps its shard.
+    Communication, when a unit is made: each group's first rank broadcasts the buffer, n numbers;
+    then each rank keeps its shard.
+
     Meta tensors are materialized here, so a rank that makes units one by one holds one whole unit
     at a time.
     """
@@ -75,7 +76,8 @@ class Unit:
         self.flats = [
             FlatParameter({p: owners[p] for p in kind}, groups, self.name) for kind in kinds
         ]
-        unsharded = (param.unsharded for flat in self.flats for param in flat.parameters)
+        self.parameters = [param for flat in self.flats for param in flat.parameters]
+        unsharded = [param.unsharded for param in self.parameters]
         materialize(module, local_device(), dict(zip(chain(*kinds), unsharded)))
         for flat in self.flats:
             for group in flat.groups:
@@ -98,10 +100,9 @@ class Unit:
 
     def show(self, form: Form) -> None:
         """Put this form of the parameters into the modules."""
-        for flat in self.flats:
-            for param in flat.parameters:
-                for module, name in param.owners:
-                    module._parameters[name] = getattr(param, form)
+        for param in self.parameters:
+            for module, name in param.owners:
+                module._parameters[name] = getattr(param, form)
 
     def watch_saved_tensors(self, before_use: Callable[[], None]) -> None:
         self.saved_tensors = SavedTensors(self.buffers, before_use)
