@@ -15,8 +15,8 @@ from labkit import pipeline, tensor_parallel
 from labkit.context_parallel import positions
 from labkit.groups import init_groups, local_device
 from labkit.layout import ParallelLayout
-from labkit.placement import placements
 from labkit.parallel_config import SCHEDULES
+from labkit.placement import placements
 from labkit.sizes import divisors
 from labkit.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, shard_like
 from labtrain import TrainConfig
