@@ -19,9 +19,10 @@ import torch.distributed as dist
 from course.sizing.fully_sharded import sharded_memory
 from course.sizing.plan import Plan
 from labkit.data_parallel import DataParallel
-from labkit.groups import init_groups
+from labkit.groups import ProcessGroups, init_groups
 from labkit.launch import World
 from labtrain import TrainConfig
+from labtrain.build import build, wrap
 from labtrain.model import ParallelGPT
 from labtrain.trainer import Trainer
 from tests.labtrain.test_memory import bytes_held
@@ -52,23 +53,21 @@ def rows() -> Iterator[tuple[str, float, float]]:
                 yield f"step, {world_size} ranks, {kind}: messages beside backward, against after it", *seconds
 
 
-class SendsAfterwards(Trainer):
-    """Averages gradients when the last backward is done."""
-
-    def wrap(self, model: ParallelGPT) -> DataParallel:
-        return DataParallel(model, self.groups.dp_cp, overlap=False)
+def sends_afterwards(config: TrainConfig, model: ParallelGPT, groups: ProcessGroups) -> DataParallel:
+    """Average gradients when the last backward is done."""
+    return DataParallel(model, groups.dp_cp, overlap=False)
 
 
 def stages() -> list[float]:
     """Return the median seconds of a step of each stage."""
     with init_groups(CONFIG.layout(dist.get_world_size())) as groups:
-        return alternate([Trainer(replace(CONFIG, zero_stage=stage), groups) for stage in range(4)])
+        return alternate([Trainer(build(replace(CONFIG, zero_stage=stage), groups)) for stage in range(4)])
 
 
 def overlapped(sleep_seconds: float) -> list[float]:
     """Return the median seconds of a step with overlap, and without."""
     with init_groups(CONFIG.layout(dist.get_world_size())) as groups:
-        trainers = [kind(CONFIG, groups) for kind in (Trainer, SendsAfterwards)]
+        trainers = [Trainer(build(CONFIG, groups, wrap=way)) for way in (wrap, sends_afterwards)]
         for layer in (layer for trainer in trainers for layer in trainer.models[0].layers.values() if sleep_seconds):
             layer.register_full_backward_pre_hook(lambda *_: time.sleep(sleep_seconds))
         return alternate(trainers)

@@ -22,10 +22,10 @@ from labkit.layout import ParallelLayout
 from labkit.placement import placement_of
 from labkit.sizes import counted, ranks_text
 from labkit.tensor_parallel.blocks import ReplicatedRMSNorm
+from labtrain.build import make_models
 from labtrain.config import TrainConfig, node_memory_bytes
 from labtrain.memory_estimate import MemoryEstimate, gib
 from labtrain.model import ParallelGPT
-from labtrain.trainer import make_models
 
 
 def estimate(config: TrainConfig, world_size: int, say: Callable[[str], None] = print) -> bool:

@@ -12,34 +12,27 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.optim import AdamW, Optimizer
 
 from labkit import pipeline
 from labkit.context_parallel import positions
-from labkit.data_parallel import DataParallel, FullyShardedDataParallel
-from labkit.data_parallel.replicas import DataParallelBase, check_alike
 from labkit.expert_parallel import end_step
 from labkit.gradients import all_reduce_grads, loss_and_grad_norm, scale_grads
 from labkit.groups import ProcessGroups, init_groups, local_device
 from labkit.partition import rows_of_replica
-from labkit.placement import shape_before_flat
 from labkit.schedules import Schedule
 from labkit.sizes import ranks_text
 from labkit.tensor_parallel import seed_replicas
 from labkit.timeline.trace import Trace
+from labtrain.build import Job, build
 from labtrain.config import TrainConfig
 from labtrain.console import Step, progress_bar
 from labtrain.data import EVALUATION_SAMPLES
 from labtrain.exit_signal import ExitSignal
-from labtrain.master_weights import MasterWeights
-from labtrain.model import ParallelGPT
 from labtrain.profile import profiling
 from labtrain.world import check_same_options, check_tokens
 
@@ -51,8 +44,11 @@ Batch = tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]
 come next.
 """
 
+BuildJob = Callable[[TrainConfig, ProcessGroups], Job]
+"""`labtrain.build.build`, or a function of yours that returns such a job."""
 
-def train(config: TrainConfig) -> list[Step]:
+
+def train(config: TrainConfig, build: BuildJob = build) -> list[Step]:
     """Run the steps of ``config`` on this rank; call it on every rank of a world that is up.
 
     In a notebook: ``launch(train, config, world_size=8)``. In a terminal: ``python -m labtrain``.
@@ -62,18 +58,18 @@ def train(config: TrainConfig) -> list[Step]:
             config.
         FloatingPointError: the loss or a gradient is not finite; says which step and ranks.
     """
-    with training(config) as trainer, progress_bar(config, trainer.steps_done) as show:
+    with training(config, build) as trainer, progress_bar(config, trainer.steps_done) as show:
         return [show(step) for step in trainer.steps()]
 
 
-def steps(config: TrainConfig) -> Iterator[Step]:
+def steps(config: TrainConfig, build: BuildJob = build) -> Iterator[Step]:
     """Run `train` one step at a time, so that the caller can look at each step, and may stop."""
-    with training(config) as trainer:
+    with training(config, build) as trainer:
         yield from trainer.steps()
 
 
 @contextmanager
-def training(config: TrainConfig) -> Iterator["Trainer"]:
+def training(config: TrainConfig, build: BuildJob = build) -> Iterator["Trainer"]:
     """Hold what a run needs: the process groups, this rank's `Trainer`, the lock on the checkpoint
     folder.
     """
@@ -92,107 +88,48 @@ def training(config: TrainConfig) -> Iterator["Trainer"]:
     # It stays until what is saved in the background is complete
     exit_signal = ExitSignal(config.exit_duration)
     with init_groups(layout, config.shard_size) as groups, exit_signal, saving as save:
-        yield Trainer(config, groups, save, exit_signal)
-
-
-def make_models(
-    config: TrainConfig, schedule: Schedule, groups: ProcessGroups
-) -> list[ParallelGPT]:
-    """Return a rank's chunks of the model on the meta device: `Trainer.wrap` materializes them."""
-    router = {"balance": config.balance}
-    experts = dict(groups=groups, capacity_factor=config.capacity_factor, router=router)
-    models: list[ParallelGPT] = []
-    for stage in schedule.stages[groups.coords.pp]:
-        model = ParallelGPT(
-            config.shape,
-            groups.tp,
-            stage=stage,
-            num_stages=schedule.num_stages,
-            stage_layers=config.layers_per_stage,
-            first=next((model for model in models if model.is_first), None),
-            seed=config.seed,
-            dropout=config.dropout,
-            sequence_parallel=config.sequence_parallel,
-            recompute=config.recompute,
-            cp_group=groups.cp,
-            context_parallel=config.context_parallel,
-            zigzag=config.zigzag,
-            defer_grad_reduce=True,
-            experts=experts,
-            num_micro_batches=schedule.num_micro_batches,
-            dtype=config.dtype,
-            device="meta",
-        )
-        models.append(model)
-    return models
-
-
-def _parameters_of(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
-    return [parameter for module in modules for parameter in module.parameters()]
+        yield Trainer(build(config, groups), save, exit_signal)
 
 
 class Trainer:
-    """A rank's chunks of the model, its optimizer, and its place in the data.
+    """Trains one rank's part of a job, as `labtrain.build.build` returns it, step by step.
 
     What a step sends, beside what layers send to compute, and stages to each other:
 
-    - replicas average gradients while backward runs; with ZeRO each keeps its shard (`wrap`);
+    - replicas average gradients while backward runs; with ZeRO each keeps its shard;
     - the ends of the pipeline add up the gradients of a tied embedding;
     - each tensor group sums the gradients of which its ranks have parts, in one all-reduce;
     - all ranks sum t + 2 numbers: the loss, the squared norm, how many targets count.
 
-    A run that differs in one thing overrides one method: `wrap`, `make_optimizer`, `loss` or
-    `rows`.
+    A run with a different model, wrapper or optimizer takes a different job. One with a different
+    loss or different data overrides `loss`, `rows` or `micro_batches`.
     """
 
     def __init__(
-        self,
-        config: TrainConfig,
-        groups: ProcessGroups,
-        save: Callable | None = None,
-        exit_signal: ExitSignal | None = None,
+        self, job: Job, save: Callable | None = None, exit_signal: ExitSignal | None = None
     ):
         from labtrain import checkpoint
 
+        config = job.config
         self.config = config
-        self.groups = groups
+        self.groups = job.groups
+        self.schedule = job.schedule
+        self.models = job.models
+        self.chunks = job.chunks
+        self.parameters = job.parameters
+        self.tied = job.tied
+        self.optimizer = job.optimizer
         self.save = save or checkpoint.save
         self.exit_signal = exit_signal or ExitSignal()
         self.is_ending = False
         self.steps_done = 0
         self.samples_done = 0
         self.trace: Trace | None = None  # while steps are profiled
-        self.schedule = config.make_schedule(groups.layout.world_size)
         self.dataset = config.make_dataset()
-        self.models = make_models(config, self.schedule, groups)
-        if config.precision == "bfloat16":
-            for parameter in _parameters_of(self.models):
-                # The sum over many micro-batches needs more bits than bfloat16
-                parameter.grad_dtype = torch.float32
-        self.chunks = [self.wrap(model) for model in self.models]
-        if config.init_from is not None:
-            from labtrain import pretrained  # which needs safetensors
-
-            pretrained.load(config.init_from, self.models, groups)
-        self.parameters = _parameters_of(self.chunks)
-        self.tied = self._tied_embedding()
-        self.optimizer = self.make_optimizer()
         self._state = self._make_state()
         if config.resume and config.checkpoint_dir:
             done = checkpoint.load_newest(config.checkpoint_dir, self._state)
             self.steps_done, self.samples_done = done
-
-    def _tied_embedding(self) -> list[nn.Parameter]:
-        """Return this rank's embedding if another rank has the same weight, or nothing."""
-        if not self.config.tied or len(self.schedule.end_ranks) == 1:
-            return []
-        ends = [model for model in self.models if model.is_first != model.is_last]
-        tied = [model.embedding.weight for model in ends]
-        if tied:  # else one end would wait for the other's gradient, or they would drift apart
-            ways = {"the tied embedding": "trained" if tied[0].requires_grad else "frozen"}
-            advice = "freeze it on the first and on the last stage, or on none"
-            check_alike(ways, advice, self.groups.embedding)
-        return tied
 
     def _make_state(self) -> "State":
         """Return what a checkpoint saves and restores."""
@@ -380,37 +317,6 @@ class Trainer:
         inputs = tokens[:, :-1][:, held].to(local_device())  # [rows, seq/c]
         targets = tokens[:, 1:][:, held].to(local_device())
         return inputs.split(config.micro_batch_size), targets.split(config.micro_batch_size)
-
-    def wrap(self, model: ParallelGPT) -> DataParallelBase:
-        """Return a chunk of the model whose gradients are averaged, divided as far as the ZeRO
-        stage says.
-        """
-        stage = self.config.zero_stage
-        groups = self.groups
-        if stage == 0:
-            return DataParallel(model, groups.shard)
-        options: dict = dict(
-            units=model.units, reshard_after_forward=stage == 3, replicate_group=groups.replicate
-        )
-        options["own_groups"] = {groups.expert_dp: (groups.expert_replicate, groups.expert_shard)}
-        return FullyShardedDataParallel(model, groups.shard, **options)
-
-    def make_optimizer(self) -> Optimizer:
-        """Return AdamW, with weight decay for matrices only, and master weights for bfloat16."""
-        config = self.config
-        matrices = []
-        others = []
-        for parameter in self.parameters:
-            if len(shape_before_flat(parameter)) > 1:
-                matrices.append(parameter)
-            else:
-                others.append(parameter)
-        param_groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
-        options: dict[str, Any] = dict(lr=config.learning_rate, weight_decay=config.weight_decay)
-        adamw = partial(AdamW, betas=(0.9, 0.95), fused=True, **options)
-        if config.precision == "bfloat16":
-            return MasterWeights(param_groups, adamw)
-        return adamw(param_groups)
 
     def _all_over_counted(self, batch: Batch, num_counted: int) -> float:
         """Return the number of all targets of the whole batch, divided by the number of those that

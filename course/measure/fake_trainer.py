@@ -13,6 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from labkit.data_parallel.replicas import DataParallelBase, grad_dtype_of
 from labkit.groups import ProcessGroups, init_groups
+from labtrain.build import build, wrap
 from labtrain.config import TrainConfig
 from labtrain.estimate import _even_loads
 from labtrain.model import ParallelGPT
@@ -23,21 +24,23 @@ class FakeTrainer(Trainer):
     """A trainer whose weights and tokens are fake."""
 
     def __init__(self, config: TrainConfig, groups: ProcessGroups):
-        self._made: dict[torch.Tensor, torch.Tensor] = {}  # modules that share a tensor go on sharing it
-        super().__init__(config, groups)
-
-    def wrap(self, model: ParallelGPT) -> DataParallelBase:
-        tables: list[dict[str, Any]] = [each for part in model.modules() for each in (part._parameters, part._buffers)]
-        for table in tables:
-            for name, x in table.items():
-                if x is not None and x.device.type == "meta":  # a fake one, which would stay there
-                    self._made[x] = table[name] = self._made[x] if x in self._made else _on_cpu(x)
-        return super().wrap(model)
+        super().__init__(build(config, groups, wrap=_wrap_on_cpu))
 
     def micro_batches(self, first_sample: int) -> Batch:
         rows, length = len(self.rows()), self.config.seq_length // self.config.cp_size
         tokens = torch.zeros(rows, length, dtype=torch.long).split(self.config.micro_batch_size)
         return tokens, tokens
+
+
+def _wrap_on_cpu(config: TrainConfig, model: ParallelGPT, groups: ProcessGroups) -> DataParallelBase:
+    """Wrap a chunk whose fake weights would otherwise stay on the meta device."""
+    made: dict[torch.Tensor, torch.Tensor] = {}  # modules that share a tensor go on sharing it
+    tables: list[dict[str, Any]] = [table for part in model.modules() for table in (part._parameters, part._buffers)]
+    for table in tables:
+        for name, x in table.items():
+            if x is not None and x.device.type == "meta":
+                made[x] = table[name] = made[x] if x in made else _on_cpu(x)
+    return wrap(config, model, groups)
 
 
 def _on_cpu(x: torch.Tensor) -> torch.Tensor:
@@ -74,7 +77,7 @@ def fake_tensors() -> Iterator[None]:
         patch.object(FakeTensor, "tolist", lambda x: [1.0] * x.numel()),
         patch.object(torch.Tensor, "as_subclass", lambda x, _: x),
         patch("labkit.data_parallel.replicas.check_alike"),
-        patch("labtrain.trainer.check_alike"),
+        patch("labtrain.build.check_alike"),
         patch("labtrain.pretrained.load"),
     ):
         yield

@@ -6,7 +6,7 @@ from torch import nn
 from course.museum.faults import Fault
 from labkit import gradients, pipeline
 from labkit.placement import placement_of
-from labtrain import Trainer
+from labtrain import build
 
 
 def replicas_counted_in_the_norm():
@@ -23,15 +23,15 @@ def sends_on_every_micro_batch():
 
 
 def optimizer_made_before_sharding():
-    right = Trainer.wrap
+    right = build.FullyShardedDataParallel
 
-    def wrap(self, model):
-        before = [nn.Parameter(torch.empty(each.shape, dtype=each.dtype)) for each in model.parameters()]
-        chunk = right(self, model)
+    def wrapped(model, *args, **options):
+        before = [nn.Parameter(torch.empty(p.shape, dtype=p.dtype)) for p in model.parameters()]
+        chunk = right(model, *args, **options)
         chunk.parameters = lambda recurse=True: iter(before)  # no longer the model's
         return chunk
 
-    Trainer.wrap = wrap
+    build.FullyShardedDataParallel = wrapped
 
 
 SHARDING_FAULTS = [

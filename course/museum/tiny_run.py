@@ -21,6 +21,7 @@ from labkit.layout import ParallelLayout
 from labkit.shape import GPT
 from labkit.tensor_parallel import shard_like, shard_of, vocabulary
 from labtrain import TrainConfig, Trainer
+from labtrain.build import build
 
 LABEL_SMOOTHING, CLIP_NORM, LEARNING_RATE = 0.1, 0.2, 0.5
 
@@ -44,13 +45,17 @@ SHARDING_CONFIG = replace(CONFIG, tp_size=1, pp_size=1, micro_batch_size=1, zero
 NUM_MICRO_BATCHES = CONFIG.num_micro_batches(LAYOUT.world_size)  # 3: not the size of any axis
 
 
+def gradient_descent(config: TrainConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters)  # AdamW would hide a gradient that is too large as a whole
+
+
 class TinyTrainer(Trainer):
-    """`labtrain`'s trainer with plain gradient descent and label smoothing; it notes the gradients of step 1."""
+    """`labtrain`'s trainer with label smoothing; it notes the gradients of step 1."""
 
     first_gradients: dict[str, torch.Tensor]
 
-    def make_optimizer(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters)  # AdamW would hide a gradient that is too large as a whole
+    def __init__(self, config: TrainConfig, groups: ProcessGroups):
+        super().__init__(build(config, groups, make_optimizer=gradient_descent))
 
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         smoothed = vocabulary.vocab_parallel_cross_entropy

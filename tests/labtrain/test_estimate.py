@@ -13,6 +13,7 @@ from course.sizing import Plan, memory
 from course.sizing.folded import FOLDED
 from labkit.groups import init_groups
 from labtrain import TrainConfig, Trainer
+from labtrain.build import build
 from labtrain.estimate import estimate, what_a_rank_holds
 from tests.labtrain.tiny import TINY, TODAY
 
@@ -59,7 +60,7 @@ def held_by_real_ranks(config):
     These are what its forwards kept, and what the largest layer saved when it was computed again.
     """
     with init_groups(config.layout(dist.get_world_size())) as groups:
-        trainer = Trainer(config, groups)
+        trainer = Trainer(build(config, groups))
         batch = trainer.micro_batches(0)
         one = replace(config, batch_size=groups.layout.dp_size * config.micro_batch_size)
         schedule, inputs = one.make_schedule(groups.layout.world_size), tuple(each[:1] for each in batch)

@@ -1,14 +1,15 @@
 """Frozen parameters: the steps of one process in every layout, saved, resumed, and trained from some step on."""
 
 from dataclasses import replace
-from unittest.mock import patch
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 from labkit.launch import RankFailed, launch
-from labtrain import Trainer, training
+from labtrain import training
+from labtrain.build import build, wrap
 from labtrain.checkpoint_tensors import make_states
 from labtrain.master_weights import MasterWeights
 from tests.labtrain.test_trainer import train_plainly
@@ -23,19 +24,20 @@ FROZEN = {
 }
 
 
-class Frozen(Trainer):
-    which = "nothing"
+def frozen(which):
+    """Build a job in which some parameters are frozen."""
 
-    def wrap(self, model):
+    def wrap_frozen(config, model, groups):
         for name, parameter in model.named_parameters():
-            parameter.requires_grad_(not name.startswith(FROZEN[self.which]))
-        return super().wrap(model)
+            parameter.requires_grad_(not name.startswith(FROZEN[which]))
+        return wrap(config, model, groups)
+
+    return partial(build, wrap=wrap_frozen)
 
 
 def trained(config, which, num_steps=None):
     """The numbers of the steps that are left to do, or of so many; and how many numbers the optimizer keeps here."""
-    kind = type("Frozen", (Frozen,), {"which": which})
-    with patch("labtrain.trainer.Trainer", kind), training(config) as trainer:
+    with training(config, frozen(which)) as trainer:
         done = numbers(trainer.steps() if num_steps is None else [trainer.step() for _ in range(num_steps)])
         return done, sum(each.numel() for state in trainer.optimizer.state.values() for each in state.values())
 
@@ -101,10 +103,9 @@ def test_a_nan_beside_frozen_parameters_is_found():
         launch(trained, config, "all below", world_size=2)
 
 
-class FrozenOnOneEnd(Trainer):
-    def wrap(self, model):
-        model.requires_grad_(not model.is_first)
-        return super().wrap(model)
+def wrap_one_end_frozen(config, model, groups):
+    model.requires_grad_(not model.is_first)
+    return wrap(config, model, groups)
 
 
 def test_a_tied_weight_frozen_on_one_end_is_refused():
@@ -113,7 +114,7 @@ def test_a_tied_weight_frozen_on_one_end_is_refused():
 
 
 def frozen_on_one_end(config):
-    with patch("labtrain.trainer.Trainer", FrozenOnOneEnd), training(config) as trainer:
+    with training(config, partial(build, wrap=wrap_one_end_frozen)) as trainer:
         trainer.step()
 
 

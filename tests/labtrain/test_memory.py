@@ -17,6 +17,7 @@ from course.sizing.fully_sharded import sharded_memory
 from course.sizing.plan import Plan
 from labkit.collectives import all_gather_single, reduce_scatter_single
 from labtrain import TrainConfig, Trainer
+from labtrain.build import build
 from labtrain.estimate import what_a_rank_holds
 from tests.support.storages import storages
 
@@ -58,7 +59,7 @@ def bytes_held(config, world_size):
     """Return what a rank holds after a step, and at most during the next, per parameter of the model."""
     before = storages()
     with fake_world(config, world_size, rank=0) as groups:
-        trainer = Trainer(config, groups)
+        trainer = Trainer(build(config, groups))
         trainer.step()
         after = sum(size for address, size in storages().items() if address not in before)
         grads = sum(p.grad.nbytes for p in trainer.parameters) if config.zero_stage else 0
@@ -78,7 +79,7 @@ def bytes_to_build(config, world_size, rank):
     """Return the most that a rank holds while its model is made and sharded, and what is left then."""
     with fake_world(config, world_size, rank) as groups:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-            trainer = Trainer(config, groups)
+            trainer = Trainer(build(config, groups))
         shards = sum(flat.shard.nbytes for chunk in trainer.chunks for flat in chunk._flats)
     return most_more(profiler), shards
 

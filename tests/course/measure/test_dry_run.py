@@ -14,6 +14,7 @@ from course.measure.dry_run import dry_run
 from course.sizing import step_traffic
 from labkit.groups import AXES_OF_GROUP, init_groups
 from labtrain import TrainConfig, Trainer
+from labtrain.build import build
 from labtrain.estimate import what_a_rank_holds
 from tests.labtrain.tiny import TINY, TODAY
 
@@ -38,7 +39,7 @@ def real_ranks(configs):
     runs = []
     for config in configs:
         with init_groups(config.layout(dist.get_world_size()), config.shard_size) as groups:
-            trainer = Trainer(config, groups)
+            trainer = Trainer(build(config, groups))
             trainer.step()
             with communication_log() as log:
                 trainer.step()

@@ -1,0 +1,56 @@
+"""A job made of parts of one's own: steps of one process in every layout, and the example of labtrain's README."""
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from labtrain import train
+from labtrain.build import build, make_models
+from tests.labtrain.tiny import TINY, numbers
+
+README = Path(__file__).resolve().parents[2] / "labtrain" / "README.md"
+
+
+def momentum(config, parameters):
+    return torch.optim.SGD(parameters, lr=config.learning_rate, momentum=0.9)
+
+
+def skipping_layer_1(config, schedule, groups):
+    """Build the usual models, in which layer 1 computes nothing but its residual."""
+    models = make_models(config, schedule, groups)
+    for model in models:
+        for name, layer in model.layers.items():
+            if name == "1":
+                layer.forward = lambda x, *args, **options: x
+    return models
+
+
+OF_ONES_OWN = {
+    "optimizer": dict(make_optimizer=momentum),
+    "model": dict(make_models=skipping_layer_1),
+}
+
+
+@pytest.mark.parametrize("parts", OF_ONES_OWN.values(), ids=OF_ONES_OWN)
+def test_one_process_and_every_layout_agree(on_ranks, parts):
+    own_build = partial(build, **parts)
+    (alone,) = on_ranks(train, TINY, own_build, world_size=1)
+    (usual,) = on_ranks(train, TINY, world_size=1)
+    assert numbers(alone) != pytest.approx(numbers(usual), rel=1e-3)  # the part is in use
+    for options in (dict(tp_size=2, pp_size=2), dict(zero_stage=1), dict(zero_stage=3, pp_size=2)):
+        for steps in on_ranks(train, replace(TINY, **options), own_build, world_size=4):
+            assert numbers(steps) == pytest.approx(numbers(alone), rel=1e-10, abs=0), options
+
+
+def test_the_example_of_the_readme_runs():
+    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=120)
+    losses = re.findall(r"^([1-4]) (\d\.\d+)$", done.stdout, re.MULTILINE)
+    assert [step for step, _ in losses] == ["1", "2", "3", "4"], done.stderr
+    assert float(losses[-1][1]) < float(losses[0][1])
