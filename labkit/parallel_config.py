@@ -215,8 +215,8 @@ class ParallelConfig:
                 rule = "schedule='interleaved' needs num_chunks=2 or more"
                 raise Misfit(rule, rule, "with one, use '1f1b'")
             return
-        # Of a V, 2 may be said
-        if self.num_chunks not in (1, self.chunks_per_rank):
+        known = (1, 2) if self.schedule in V_SHAPED else (1,)
+        if self.num_chunks not in known:
             needs = "needs schedule='interleaved'"
             raise Misfit(
                 f"num_chunks {needs}",

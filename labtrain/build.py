@@ -54,7 +54,7 @@ def make_models(
             # Which layers
             stage=stage,
             num_stages=schedule.num_stages,
-            stage_layers=config.layers_per_stage,
+            stage_layers=config.layers_per_stage(config.num_layers),
             first=next((model for model in models if model.is_first), None),
             num_micro_batches=schedule.num_micro_batches,
             # How activations are cut, and which are kept

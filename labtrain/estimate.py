@@ -23,8 +23,8 @@ from labkit.placement import placement_of
 from labkit.sizes import counted, ranks_text
 from labkit.tensor_parallel.blocks import ReplicatedRMSNorm
 from labtrain.build import make_models
-from labtrain.config import TrainConfig, node_memory_bytes
-from labtrain.memory_estimate import MemoryEstimate, gib
+from labtrain.config import TrainConfig
+from labtrain.memory_estimate import MemoryEstimate, gib, node_memory_bytes
 from labtrain.model import ParallelGPT
 
 
@@ -161,10 +161,10 @@ def _kept_bytes(model: ParallelGPT, weights: set[int], config: TrainConfig) -> _
     kept = _bytes_by_part(model, weights, config)
     head = kept.pop(_HEAD, 0)
     again = 0
-    if model.recompute:
-        model.recompute = False
+    if model.recompute == "full":
+        model.recompute = "none"
         all_kept = _bytes_by_part(model, weights, config)
-        model.recompute = True
+        model.recompute = "full"
         again = max(all_kept[part] for part in model.layers)
     return _Kept(sum(kept.values()), head, again)
 

@@ -60,7 +60,7 @@ class ParallelGPT(PlacedModule):
         stage_layers: how many layers each stage has; about equally many unless given.
         first: the first stage, if this rank has it too: a tied last stage then uses its embedding,
             and has none.
-        recompute: keep only each layer's input, and compute the rest again in backward.
+        recompute: "full" keeps only each layer's input, and computes the rest again in backward.
         cp_group: the ranks that share each sequence.
         context_parallel: how they compute attention together: "ring", "ulysses" or "all_gather".
         zigzag: they hold an early and a late chunk each, not consecutive tokens.
@@ -89,7 +89,7 @@ class ParallelGPT(PlacedModule):
         seed: int = 0,
         dropout: float = 0.0,
         sequence_parallel: bool = False,
-        recompute: bool = False,
+        recompute: str = "none",
         cp_group: dist.ProcessGroup | None = None,
         context_parallel: str = "ring",
         zigzag: bool = True,
@@ -135,6 +135,8 @@ class ParallelGPT(PlacedModule):
             raise ValueError(f"{fault}: give a number that divides hidden_size")
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout={dropout} must be in [0, 1)")
+        if self.recompute not in ("none", "full"):
+            raise ValueError(f"recompute={self.recompute!r} is unknown: use none or full")
         if shape.num_experts and "groups" not in experts and self.group.size() > 1:
             fault = f"num_experts={shape.num_experts} on {self.group.size()} tensor ranks"
             raise ValueError(f"{fault}: give their groups too")
@@ -186,7 +188,7 @@ class ParallelGPT(PlacedModule):
             x = self._embed(x, token_positions)
         if self.shape.positions == "rope":
             rotary = rotation(token_positions, self.head_size, x.dtype, self.shape.rotary_base)
-        recompute = self.recompute and self.training
+        recompute = self.recompute == "full" and self.training
         layer: Any
         for layer in self.layers.values():
             x = checkpoint(layer, x, rotary, use_reentrant=False) if recompute else layer(x, rotary)

@@ -12,7 +12,8 @@ from course.communication import Communication, CommunicationLog, communication_
 from course.measure.fake_trainer import FakeTrainer, fake_tensors, fake_world
 from labkit.grid import check_index
 from labkit.groups import AXES_OF_GROUP
-from labtrain.config import V_SHAPED, TrainConfig
+from labkit.parallel_config import V_SHAPED
+from labtrain.config import TrainConfig
 from labtrain.estimate import what_a_rank_holds
 from labtrain.memory_estimate import MemoryEstimate
 
@@ -48,7 +49,7 @@ def dry_run(config: TrainConfig, world_size: int, rank: int = 0) -> DryRun:
 
     >>> run = dry_run(TrainConfig(tp_size=2, batch_size=64), world_size=1024, rank=1000)
     Traceback (most recent call last):
-    ValueError: dp_size=512 * micro_batch_size=4 does not divide batch_size=64: use batch_size 2048
+    labkit.sizes.Misfit: dp_size=512 * micro_batch_size=4 = 2048 does not divide batch_size=64: use batch_size 2048
 
     Raises:
         ValueError: the sizes do not fit together, or not these ranks; or this process is itself a rank of a world.

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from labkit.autograd import first_derivative_only, refuse_autocast
+from labkit.fields import check_fields
 from labkit.groups import ProcessGroups
 from labkit.placement import PlacedModule, Placement
 from labkit.sizes import check_size
@@ -44,14 +45,19 @@ class LoadBalancing:
     replicas, and is averaged over them again: divide the coefficient by dp to have the same.
     """
 
-    # Where f_i is counted: "micro_batch", "sequence" or "global" (a step, all replicas)
-    aux_loss: str = "micro_batch"
+    # Where the auxiliary loss counts choices. What is learned depends on no layout with "sequence",
+    # only on micro_batch_size with "micro_batch"; with "global" on dp too, unless a step is one
+    # micro-batch. For the same coefficient "global" is dp times as strong as Megatron-core's.
+    aux_loss: Literal["micro_batch", "sequence", "global"] = "micro_batch"
+    # Weight of the auxiliary loss, which evens out the loads of experts; often 0.01.
     aux_loss_coefficient: float = 0.0
-    z_loss_coefficient: float = 0.0  # of the mean of logsumexp(logits)^2
-    expert_bias_update_rate: float = 0.0  # by which each step raises or lowers an expert's bias
+    # Weight of the routers' z-loss, which keeps logits small; often 0.001.
+    z_loss_coefficient: float = 0.0
+    # By which a step moves each expert's bias towards an even load; often 0.001.
+    expert_bias_update_rate: float = 0.0
 
     def __post_init__(self):
-        _check_choice("aux_loss", self.aux_loss, ("micro_batch", "sequence", "global"))
+        check_fields(self, LoadBalancing)
         for name in ("aux_loss_coefficient", "z_loss_coefficient", "expert_bias_update_rate"):
             value = getattr(self, name)
             if not isinstance(value, Real) or not 0 <= float(value) < math.inf:

@@ -137,8 +137,8 @@ def assert_same(got, expected):
 
 
 ARRANGEMENTS = [  # any two of the options meet in all four ways
-    {"sequence_parallel": sequence_parallel, "recompute": recompute, "num_stages": 1 + (sequence_parallel != recompute)}
-    for sequence_parallel, recompute in product([False, True], [False, True])
+    {"sequence_parallel": divided, "recompute": recompute, "num_stages": 1 + (divided != (recompute == "full"))}
+    for divided, recompute in product([False, True], ["none", "full"])
 ]
 
 
@@ -380,9 +380,9 @@ def gradients_with_dropout(group, seed, recompute, sequence_parallel):
 def test_recomputation_replays_dropout(on_ranks):
     def both_ways(group):
         for sequence_parallel in (False, True):
-            kept, again = (gradients_with_dropout(group, 7, flag, sequence_parallel) for flag in (False, True))
+            kept, again = (gradients_with_dropout(group, 7, how, sequence_parallel) for how in ("none", "full"))
             assert_same(again, kept)
-            other_seed, _ = gradients_with_dropout(group, 8, True, sequence_parallel)
+            other_seed, _ = gradients_with_dropout(group, 8, "full", sequence_parallel)
             assert other_seed != kept[0]
 
     both_ways(group_of_one())
@@ -390,7 +390,7 @@ def test_recomputation_replays_dropout(on_ranks):
 
 
 def test_evaluation_drops_nothing():
-    [model], [without] = stages_of(group_of_one(), dropout=0.5, recompute=True), stages_of(group_of_one())
+    [model], [without] = stages_of(group_of_one(), dropout=0.5, recompute="full"), stages_of(group_of_one())
     assert loss_of([model.eval()], *tokens()) == loss_of([without], *tokens())
 
 
@@ -434,8 +434,8 @@ def saved_bytes(recompute):
 def test_recomputation_keeps_only_the_inputs_of_layers():
     hidden = 8 * BATCH * SHAPE.seq_length * SHAPE.hidden_size
     around = 4 * hidden  # the final norm's input, output and statistics; the loss's softmax; none larger than hidden
-    assert saved_bytes(recompute=True) <= SHAPE.num_layers * hidden + around
-    assert saved_bytes(recompute=False) > SHAPE.num_layers * 10 * hidden
+    assert saved_bytes(recompute="full") <= SHAPE.num_layers * hidden + around
+    assert saved_bytes(recompute="none") > SHAPE.num_layers * 10 * hidden
 
 
 # -- what does not fit --------------------------------------------------------------------------------------------

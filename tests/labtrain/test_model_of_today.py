@@ -147,7 +147,7 @@ def assert_same(got, expected, what):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("options", [{}, {"recompute": True, "num_stages": 2}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"recompute": "full", "num_stages": 2}], ids=str)
 def test_one_process(name, options):
     shape = SHAPES[name]
     assert_same(loss_and_gradients(shape, **options), plain_loss_and_gradients(shape), options)

@@ -16,10 +16,10 @@ from labkit import pipeline, tensor_parallel
 from labkit.context_parallel import positions
 from labkit.groups import init_groups, local_device
 from labkit.layout import ParallelLayout
+from labkit.parallel_config import SCHEDULES
 from labkit.sizes import divisors
 from labkit.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, shard_like
 from labtrain import TrainConfig
-from labtrain.config import SCHEDULES
 from labtrain.model import CONTEXT_PARALLEL
 from tools.gpu_rows.one_process import losses_of, resumed
 from tools.gpu_rows.row import Found, Where, judged

@@ -75,7 +75,7 @@ def computing_work(plan: Plan, schedule: Schedule, groups: ProcessGroups) -> Wor
             groups.tp,
             stage=schedule.stage_of(groups.coords.pp, chunk),
             num_stages=schedule.num_stages,
-            recompute=plan.recompute == "full",
+            recompute="full" if plan.recompute == "full" else "none",
             sequence_parallel=plan.sequence_parallel,
             dtype=torch.bfloat16,
             device=local_device(),

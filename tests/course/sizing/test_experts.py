@@ -295,7 +295,7 @@ def test_all_to_alls_of_real_ranks_are_those_of_the_formula_to_the_byte():
 TINY = dict(batch_size=8, micro_batch_size=2, seq_length=16, num_layers=2, hidden_size=16, num_attention_heads=4)
 TINY |= dict(num_experts=4, top_k=2, mlp="swiglu", bias=False)
 RUNS = [
-    TrainConfig(ep_size=4, recompute=True, **TINY),
+    TrainConfig(ep_size=4, recompute="full", **TINY),
     TrainConfig(tp_size=2, ep_size=2, expert_tp_size=1, moe_layer_freq=2, num_shared_experts=1, **TINY),
     TrainConfig(tp_size=2, pp_size=2, ep_size=2, expert_tp_size=1, sequence_parallel=True, **TINY),
 ]
@@ -315,11 +315,11 @@ def steps(configs):
 def test_steps_send_and_ranks_hold_what_the_formulas_say():
     for config, ranks in zip(RUNS, zip(*launch(steps, RUNS, world_size=4))):
         layout, shape = config.layout(4), config.shape
-        recompute = "full" if config.recompute else "none"
-        options = dict(recompute=recompute, sequence_parallel=config.sequence_parallel, bytes_per_element=4)
+        options = dict(recompute=config.recompute, sequence_parallel=config.sequence_parallel, bytes_per_element=4)
         traffic = step_traffic(shape, layout, gpus_per_node=8, batch_size=8, **options)
         peers = layout.ep_size * layout.expert_tp_size
-        forwards = shape.num_moe_layers / layout.pp_size * (2 if config.recompute else 1) * 8 / layout.dp_size / 2
+        times = 2 if config.recompute == "full" else 1
+        forwards = shape.num_moe_layers / layout.pp_size * times * 8 / layout.dp_size / 2
         counts = forwards * 8 * 4 * layout.expert_tp_size  # of each rank
         sent = sum(sum(size for _, size in sent) - counts for sent, _ in ranks)
         assert sent * (1 - 1 / peers) == traffic["ep"].total_bytes + traffic["expert_tp"].total_bytes, config

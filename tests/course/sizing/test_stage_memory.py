@@ -200,7 +200,7 @@ def saved_by(forward):
 def saved_numbers(num_layers, sequence_parallel, batch_size=2):
     """What a model that recomputes its layers keeps for backward, weights left out."""
     shape = replace(SMALL, num_layers=num_layers)
-    model = ParallelGPT(shape, dist.group.WORLD, recompute=True, sequence_parallel=sequence_parallel)
+    model = ParallelGPT(shape, dist.group.WORLD, recompute="full", sequence_parallel=sequence_parallel)
     saved = saved_by(partial(model, torch.zeros(batch_size, shape.seq_length, dtype=torch.long)))
     weights = {parameter.data_ptr() for parameter in model.parameters()}
     return sum(kept.numel() for place, kept in saved.items() if place not in weights)

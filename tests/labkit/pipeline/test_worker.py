@@ -165,7 +165,7 @@ BESIDE = [
 
 @pytest.mark.parametrize(("schedule", "layout", "with_options"), BESIDE)
 def test_a_gpt_in_stages_beside_tensor_and_data_parallel_ranks(on_ranks, schedule, layout, with_options):
-    options = {"sequence_parallel": True, "recompute": True} if with_options else {}
+    options = {"sequence_parallel": True, "recompute": "full"} if with_options else {}
     on_ranks(partial(gpt_parity, schedule, layout, **options), world_size=layout.world_size)
 
 
