@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from course.sizing.folded import UNITS, folded
 from labkit.fields import check_fields
@@ -80,11 +80,12 @@ class Plan:
     @cached_property
     def parallel(self) -> ParallelConfig:
         """How the model lies over the ranks: it knows what fits together."""
-        given = {name: getattr(self, name) for name in _SHARED}
-        return ParallelConfig(**given | {"schedule": self.schedule_name})
+        given: dict[str, Any] = {name: getattr(self, name) for name in _SHARED}
+        given["schedule"] = self.schedule_name
+        return ParallelConfig(**given)
 
     @property
-    def schedule_name(self) -> str:
+    def schedule_name(self) -> ScheduleName:
         """The schedule by the name that labkit has for it."""
         return self.schedule or ("interleaved" if self.num_chunks > 1 else "1f1b")
 

@@ -73,9 +73,10 @@ def search(
 ) -> "Found":
     """Weigh and time every candidate.
 
-    What fits together, each plan's `labkit.parallel_config.ParallelConfig` says. ``choices`` are fields of `Plan`: one value, or a list of those to try. What is not given has those of `usual`, or
+    ``choices`` are fields of `Plan`: one value, or a list of those to try. What is not given has those of `usual`, or
     Plan's default. ``memory_share`` of a GPU may be planned; the rest is for what `memory` does not count. Where p v
     does not divide the layers, ``uneven`` gives the stages about as many, and the embedding and the loss count as one.
+    What fits together, each plan's `ParallelConfig` says.
 
     Raises:
         ValueError: something that no choice could mend, such as a model without attention heads.
