@@ -252,7 +252,7 @@ class ParallelConfig:
             )
 
     def check_sequence(self, seq_length: int) -> None:
-        """Raise a Misfit unless context ranks share a sequence, and tensor ranks each part of it."""
+        """Raise a Misfit unless context ranks share a sequence, and tensor ranks each part."""
         tp_size = self.tp_size if self.sequence_parallel else 1
         check_sequence_cut(seq_length, self.cp_size, self.zigzag, tp_size)
 
