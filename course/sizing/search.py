@@ -145,7 +145,7 @@ def _check_grid(plan: Plan) -> None:
 
 def _check_experts(plan: Plan) -> None:
     plan.parallel.check_experts(plan.model)
-    plan.parallel.grids(plan.world_size)
+    plan.__dict__["layout"] = plan.parallel.grids(plan.world_size)  # no later axis changes it
 
 
 def _check_stages(plan: Plan) -> None:
@@ -154,8 +154,8 @@ def _check_stages(plan: Plan) -> None:
 
 
 def _check_batch(plan: Plan) -> None:
-    parallel = plan.parallel
-    parallel.check_num_micro_batches(parallel.num_micro_batches(plan.world_size))
+    plan.parallel.check_batch(plan.layout)
+    plan.parallel.check_num_micro_batches(plan.num_micro_batches)
     plan.check_rounds()
     _check_known(plan)
 
