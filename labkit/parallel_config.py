@@ -187,12 +187,7 @@ class ParallelConfig:
         self.check_stages(model.num_layers, is_given)
         self.check_shards(model, is_given)
         self.check_zero()
-        check_sequence_cut(
-            model.seq_length,
-            self.cp_size,
-            self.zigzag,
-            self.tp_size if self.sequence_parallel else 1,
-        )
+        self.check_sequence(model.seq_length)
         self.check_experts(model, is_given)
 
     def check_stages(self, num_layers: int, is_given: bool = False) -> None:
@@ -255,6 +250,11 @@ class ParallelConfig:
                 f"shard_size={self.shard_size} shards nothing with zero_stage=0",
                 "use 1, 2 or 3",
             )
+
+    def check_sequence(self, seq_length: int) -> None:
+        """Raise a Misfit unless context ranks share a sequence, and tensor ranks each part."""
+        tp_size = self.tp_size if self.sequence_parallel else 1
+        check_sequence_cut(seq_length, self.cp_size, self.zigzag, tp_size)
 
     def check_experts(self, model: GPT, is_given: bool = False) -> None:
         """Raise a Misfit unless there are experts to share, and ranks share them evenly."""

@@ -10,8 +10,8 @@ import torch.utils.checkpoint
 
 from course.measure.saved import saved_for_backward
 from course.sizing import Plan, memory
-from course.sizing.folded import FOLDED
 from labkit.groups import init_groups
+from labkit.parallel_config import V_SHAPED
 from labtrain import TrainConfig, Trainer
 from labtrain.build import build
 from labtrain.estimate import estimate, what_a_rank_holds
@@ -116,9 +116,9 @@ def test_the_estimate_is_that_of_the_formulas(options, tmp_path):
     same = ("tp_size", "cp_size", "pp_size", "ep_size", "micro_batch_size", "context_parallel", "sequence_parallel")
     given = {name: getattr(config, name) for name in same} | {"fused_attention": True, "pad_vocab_to": 1}
     given["recompute"] = config.recompute
-    if config.schedule in FOLDED:
+    if config.schedule in V_SHAPED:
         given["schedule"] = config.schedule
-    given["num_chunks"] = 2 if config.schedule in FOLDED else config.num_chunks
+    given["num_chunks"] = 2 if config.schedule in V_SHAPED else config.num_chunks
     plan = Plan(config.shape, 4, config.batch_size, **given)
     for pp_rank in range(config.pp_size):
         _, held = what_a_rank_holds(config, 4, pp_rank, on_gpu=True)

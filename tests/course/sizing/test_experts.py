@@ -14,7 +14,6 @@ from course.sizing import DGX_H100, Plan, Traffic, flops_per_step, memory, plan_
 from course.sizing.experts import kept_bytes_per_token, nodes_of_a_token
 from course.sizing.fully_sharded import sharded_memory, sharding
 from course.sizing.layer_seconds import expert_seconds, layer_seconds
-from course.sizing.plan import Misfit
 from course.sizing.shapes import DEEPSEEK_V3, LEFT_OUT, MIXTRAL_8X22B, QWEN3_30B_A3B, AnyGPT, count_parameters
 from course.sizing.stage_memory import activation_bytes_per_layer, expert_parameters, stage_kinds, stage_parameters
 from labkit.expert_parallel import MoELayer
@@ -22,6 +21,7 @@ from labkit.groups import init_groups
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
 from labkit.shape import GPT
+from labkit.sizes import Misfit
 from labtrain import TrainConfig, training
 
 SMALL = GPT(4, 16, 8, 32, 4, num_experts=8, top_k=2, moe_ffn_hidden_size=24)
@@ -138,11 +138,13 @@ def test_with_sequence_parallelism_experts_need_none_of_an_mlp_s_messages():
 
 
 @pytest.mark.parametrize(("changes", "fault"), [
-    ({"ep_size": 16}, "expert_tp_size=1 * ep_size=16 = 16 does not divide world_size / pp_size=8"),
-    ({"ep_size": 8, "expert_tp_size": None}, "expert_tp_size=2 * ep_size=8 = 16 does not divide world_size / pp_size"),
+    ({"ep_size": 16, "model": replace(SMALL, num_experts=16)},
+     "expert_tp_size=1 * ep_size=16 = 16 does not divide the expert grid's world_size/pp_size=8"),
+    ({"ep_size": 8, "expert_tp_size": None},
+     "expert_tp_size=2 * ep_size=8 = 16 does not divide the expert grid's world_size/pp_size"),
     ({"model": replace(SMALL, num_experts=6)}, "ep_size=4 does not divide num_experts=6"),
-    ({"model": replace(SMALL, moe_ffn_hidden_size=25), "expert_tp_size": 2}, "expert_tp_size=2 does not divide the"),
-    ({"model": replace(SMALL, num_experts=None, moe_ffn_hidden_size=None)}, "ep_size=4 needs a model with experts"),
+    ({"model": replace(SMALL, moe_ffn_hidden_size=25), "expert_tp_size": 2}, "expert_tp_size=2 does not divide"),
+    ({"model": replace(SMALL, num_experts=None, moe_ffn_hidden_size=None)}, "ep_size=4 is for experts"),
 ])  # fmt: skip
 def test_sizes_that_do_not_fit_experts_are_refused(changes, fault):
     with pytest.raises((Misfit, ValueError), match=re.escape(fault)):
