@@ -38,4 +38,10 @@ def draw_questions() -> Scene:
         [(question, answer, meaning, ", ".join(map(str, cases))) for question, answer, meaning, cases in QUESTIONS],
     )
     says = "Six questions, from whether it stands still at all to who made a call more"
-    return titled("From nothing moves to a cause", says, marks, table, below="Nothing moves. Ask, from the top; the case numbers are those of notebook 17")
+    return titled(
+        "From nothing moves to a cause",
+        says,
+        marks,
+        table,
+        below="Nothing moves. Ask, from the top; the case numbers are those of notebook 17",
+    )

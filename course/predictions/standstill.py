@@ -41,7 +41,11 @@ ranks_with_an_error = Number(
 whose_log_has_the_error = Choice(
     "17.whose_log_has_the_error",
     "Rank 0 prepares data for 5 seconds, and the others wait, for at most 2. In whose log is the error?",
-    {"0": "In that of rank 0", "others": "In those of ranks 1 and 2, or of one of them", "none": "In none: they just wait"},
+    {
+        "0": "In that of rank 0",
+        "others": "In those of ranks 1 and 2, or of one of them",
+        "none": "In none: they just wait",
+    },
     {
         "0": "Rank 0 does its work, and does not know that anybody waits.",
         "none": "After 2 seconds they wait no longer.",

@@ -67,9 +67,13 @@ class Job:
         return "\n".join(lines)
 
     def where(self) -> str:
-        """Return, for each rank, the lines of the script that it was in at the last look, the innermost first."""
+        """Return, for each rank, the lines of the script that it was in at the last look, the innermost first.
+
+        A job that ends while somebody looks shows no stack any more: the look before counts.
+        """
         lines = []
-        for rank, stack in self.looks[-1].stacks.items() if self.looks else ():
+        full = [look.stacks for look in self.looks if any(look.stacks.values())]
+        for rank, stack in full[-1].items() if full else ():
             frames = re.findall(r'File "(.*)", line (\d+) in (.*)', stack)
             own = [f"{name}:{line} in {function}" for name, line, function in frames if "/" not in name]
             called = [function for name, _, function in frames if name.endswith("distributed_c10d.py")]
