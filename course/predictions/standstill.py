@@ -29,8 +29,8 @@ called_missing = Choice(
 
 ranks_with_an_error = Number(
     "17.ranks_with_an_error",
-    "With DETAIL, PyTorch compares each call on all ranks before it is made. Rank 1 leaves two sums out. How many of the "
-    "three ranks end with an error?",
+    "With DETAIL, PyTorch compares each call on all ranks before it is made. Rank 1 leaves two sums out. How many of "
+    "the three ranks end with an error?",
     {
         1: "Rank 1 is the one to blame, but each rank compares with the others.",
         2: "The two that wait see a difference. What does rank 1 see?",

@@ -20,8 +20,8 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _dump_fr_trace  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def record(folder: Path, rank: str) -> None:
@@ -30,7 +30,7 @@ def record(folder: Path, rank: str) -> None:
         traces = folder / f"traces_{number}"
         while not traces.exists():
             time.sleep(0.05)
-        dump = pickle.loads(torch._C._distributed_c10d._dump_fr_trace())
+        dump = pickle.loads(_dump_fr_trace())
         # gloo says "" for the name of its groups and [] for their ranks: torchfrtrace stops with KeyError: '0'
         groups = dist.distributed_c10d._world.pg_names.items()
         ranks = {name: str(dist.get_process_group_ranks(group)) for group, name in groups}
