@@ -9,7 +9,7 @@ QUESTIONS = (
     ("Do two looks differ: a call more, a line more?", "yes", "slow, not stuck: who is awaited?", (11,)),
     ("Did all ranks begin, and are all still there?", "no", "a node never came, or a rank died", (12,)),
     ("Does a log have an error of the rank's own?", "yes", "swallowed, shapes differ, time-out too short", (8, 7, 4)),
-    ("Does one rank stand on a line of its own?", "yes", "it strayed first: batches, own value, gradient", (1, 6, 3)),
+    ("Does one rank stand on a line of its own?", "yes", "it strayed: batches, own value, gradient", (1, 6, 3)),
     ("Do ranks wait for each other: groups, sends?", "yes", "a circle: orders, both send, new_group", (5, 10, 9)),
     ("All on one line: who has a call more or fewer?", "count", "a collective that only some ranks call", (2,)),
 )
