@@ -101,7 +101,7 @@ def compare(schedule: Schedule, peer_schedule: Callable, make_chunk: Callable) -
     runtime = peer_schedule(stages if schedule.num_chunks > 1 else stages[0], m, **peers_loss)
     target = {"target": x} if rank == schedule.rank_of_stage(schedule.num_stages - 1) else {}
     options = {"loss": lambda output, _: output.square().mean()}
-    options["activation"] = x.dtype, x.chunk(m)[0].shape
+    options["activation_spec"] = x.dtype, x.chunk(m)[0].shape
 
     def our_step(trace: Trace | None = None):
         pipeline.run(schedule, chunks, groups, x.chunk(m), **options, trace=trace)

@@ -19,6 +19,7 @@ from labkit.collectives import all_gather_single, reduce_scatter_single
 from labkit.data_parallel.flat_parameter import ALIGNMENT_BYTES
 from labkit.data_parallel.gradients import BUCKET_BYTES, in_buckets
 from labkit.data_parallel.replicas import grad_dtype_of
+from labkit.placement import Placement
 from labtrain.master_weights import copy_options
 
 
@@ -49,8 +50,9 @@ class ShardedOptimizer(Optimizer):
             raise ValueError(f"{name} does not treat numbers one by one: use it without ShardedOptimizer")
         super().__init__(params, {})
         self.group = group
-        buckets = in_buckets((p for each in self.param_groups for p in each["params"]), BUCKET_BYTES)
-        self._buffers = [_Buffer(parameters, group) for parameters in buckets]
+        given = {p: Placement() for each in self.param_groups for p in each["params"]}
+        buckets = in_buckets(given, BUCKET_BYTES)
+        self._buffers = [_Buffer(list(parameters), group) for parameters in buckets]
         shards = {p: shard for buffer in self._buffers for p, shard in buffer.shards.items()}
         mine = [{**each, "params": [shards[p] for p in each["params"]]} for each in self.param_groups]
         self.local = optimizer_class(mine, **options)

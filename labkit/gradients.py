@@ -12,18 +12,19 @@ import torch.distributed as dist
 from torch import nn
 
 from labkit.groups import ProcessGroups, local_device
-from labkit.placement import copy_groups_of, placement_of
+from labkit.placement import PlacedParameters, copy_groups_of
 
 
-def all_reduce_grads(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
+def all_reduce_grads(parameters: PlacedParameters, group: dist.ProcessGroup) -> None:
     """Sum over the tensor group the gradients whose placement says ``defer_grad_reduce``, in one
     message.
 
-    With sequence parallelism each rank sees some tokens, so what all of them hold whole (norms,
+    With sequence parallelism each rank sees some tokens, so what every rank has unsharded (norms,
     biases of row-parallel layers) gets a part of its gradient on each. Layer by layer, each
-    micro-batch would send many small messages.
+    micro-batch would send many small messages. Here a rank sends 2 (t - 1)/t of their bytes, once a
+    step.
     """
-    deferred = [param for param in parameters if placement_of(param).defer_grad_reduce]
+    deferred = [param for param, placement in parameters.items() if placement.defer_grad_reduce]
     gradients = [param.grad for param in deferred if param.grad is not None]
     if gradients and group.size() > 1:
         flat = torch.cat([gradient.flatten() for gradient in gradients])
@@ -41,7 +42,7 @@ def scale_grads(parameters: Iterable[nn.Parameter], factor: float) -> None:
 
 
 class Sums(NamedTuple):
-    """What ranks have together."""
+    """Sums over all ranks."""
 
     loss: float
     grad_norm: float
@@ -51,7 +52,7 @@ class Sums(NamedTuple):
 
 def loss_and_grad_norm(
     loss_share: torch.Tensor,
-    parameters: Iterable[nn.Parameter],
+    parameters: PlacedParameters,
     groups: ProcessGroups,
     num_counted: torch.Tensor | int = 0,
     wants_to_end: bool = False,
@@ -60,13 +61,14 @@ def loss_and_grad_norm(
 
     Each tensor rank has a loss of its own, all equal if all is right. Of numbers that several ranks
     have, each counts its part in the norm. Call it when replicas have averaged their gradients.
-    This is the one place in a step where the host waits for a GPU.
+    All ranks of the world all-reduce t + 2 numbers in float64. This is the one place in a step
+    where the host waits for a GPU.
     """
     # Gradients by the number of ranks that have the same
     gradients: dict[int, list[torch.Tensor]] = defaultdict(list)
-    for parameter in parameters:
-        if parameter.grad is not None and not placement_of(parameter).is_tied_copy:
-            num_copies = math.prod(group.size() for group in copy_groups_of(parameter, groups))
+    for parameter, placement in parameters.items():
+        if parameter.grad is not None and not placement.is_tied_copy:
+            num_copies = math.prod(group.size() for group in copy_groups_of(placement, groups))
             gradients[num_copies].append(parameter.grad)
     squares = torch.zeros((), dtype=torch.float64, device=local_device())
     for num_copies, same in gradients.items():

@@ -14,7 +14,14 @@ from typing import NamedTuple
 
 from labkit.grid import Grid
 from labkit.partition import check_divides, multiples_near
-from labkit.sizes import check_size, divisors, either, ranks_text
+from labkit.sizes import (
+    Misfit,
+    check_size,
+    divisors,
+    does_not_divide,
+    either,
+    ranks_text,
+)
 
 # The axes of the dense grid in Megatron-LM's default order, the fastest first
 AXES = ("tp", "cp", "dp", "pp")
@@ -73,7 +80,7 @@ class ParallelLayout:
         product = math.prod(sizes.values())
         if n % product:
             fits = either(multiples_near(n, product))
-            raise ValueError(f"{_misfit(sizes, 'world_size', n)}, or world_size {fits}")
+            raise _misfit(sizes, "world_size", n, more_advice=f", or world_size {fits}")
         if (self.ep_size, self.expert_tp_size) != (1, self.tp_size):
             self._check_experts()
 
@@ -180,7 +187,7 @@ class ParallelLayout:
         >>> ParallelLayout(8, ep_size=2).shard_groups(4, experts=True)
         ([[0, 2], [4, 6], [1, 3], [5, 7]], [[0, 4], [2, 6], [1, 5], [3, 7]])
         """
-        self._check_shard_size(shard_size)
+        self.check_shard_size(shard_size)
         groups = self.groups("expert_dp") if experts else self.groups("dp", "cp")
         num_copies = self.dp_size * self.cp_size // shard_size
         members = len(groups[0]) // num_copies  # of a shard group
@@ -191,7 +198,10 @@ class ParallelLayout:
             replicate += [group[start::members] for start in range(members)]
         return shard, replicate
 
-    def _check_shard_size(self, shard_size: int) -> None:
+    def check_shard_size(self, shard_size: int) -> None:
+        """Raise a ValueError unless shard groups of this size divide the replicas, and have room
+        for all experts.
+        """
         num_replicas = self.dp_size * self.cp_size
         sizes = {"expert_tp": self.expert_tp_size, "ep": self.ep_size}
         expert_size = math.prod(sizes.values())
@@ -199,10 +209,12 @@ class ParallelLayout:
         fits = [size for size in divisors(num_replicas) if size * self.tp_size % expert_size == 0]
         if num_replicas % check_size("shard_size", shard_size):
             fault = f"shard_size={shard_size} does not divide dp_size * cp_size = {num_replicas}"
-            raise ValueError(f"{fault}: use {either(fits)}")
+            rule = "shard_size must divide dp_size * cp_size"
+            raise Misfit(rule, fault, f"use {either(fits)}")
         if shard_size not in fits:
-            fault = _misfit(sizes, "a copy's tp_size*shard_size", self.tp_size * shard_size)
-            raise ValueError(f"{fault}, or shard_size {either(fits)}")
+            ranks = self.tp_size * shard_size
+            more_advice = f", or shard_size {either(fits)}"
+            raise _misfit(sizes, "a copy's tp_size*shard_size", ranks, more_advice)
 
     def __str__(self) -> str:
         """Return a table: one row per pipeline stage, one column per dp (and cp) rank, a tp group
@@ -253,19 +265,21 @@ class ParallelLayout:
         for axis in OPTIONAL.difference(named):
             if (size := getattr(self, f"{axis}_size")) > 1:
                 left_out = f"order={self.order!r} leaves out {axis} while {axis}_size={size}"
-                raise ValueError(f"{left_out}: name {axis} in it, as in 'tp-cp-dp-pp'")
+                rule = f"order must name {axis} if {axis}_size is above 1"
+                raise Misfit(rule, left_out, f"name {axis} in it, as in 'tp-cp-dp-pp'")
 
     def _check_experts(self) -> None:
         ranks = self.world_size // self.pp_size
         sizes = {"expert_tp": self.expert_tp_size, "ep": self.ep_size}
         if ranks % math.prod(sizes.values()):
-            raise ValueError(_misfit(sizes, "the expert grid's world_size/pp_size", ranks))
+            raise _misfit(sizes, "the expert grid's world_size/pp_size", ranks)
         dense = self.dense.group_of(0, "pp")
         expert = self.expert.group_of(0, "pp")
         if dense != expert:  # the other pipelines have the same strides
             fault = f"order={self.order!r} makes pipelines such as {ranks_text(dense)} in the dense"
             fault += f" grid, but {ranks_text(expert)} in the expert grid"
-            raise ValueError(f"{fault}: name pp last, as in 'tp-cp-dp-pp'")
+            rule = "both grids must have the same pipelines"
+            raise Misfit(rule, fault, "name pp last, as in 'tp-cp-dp-pp'")
 
 
 def _shown_axes(sizes: dict[str, int]) -> dict[str, int]:
@@ -276,8 +290,10 @@ def _product_text(sizes: dict[str, int]) -> str:
     return " x ".join(f"{axis} {size}" for axis, size in sizes.items())
 
 
-def _misfit(sizes: dict[str, int], name: str, ranks: int) -> str:
-    """Word that the product of the sizes does not divide a number of ranks, and what would fit."""
+def _misfit(sizes: dict[str, int], name: str, ranks: int, more_advice: str = "") -> Misfit:
+    """Return the error that the product of the sizes does not divide a number of ranks, with what
+    would fit.
+    """
     sizes = _shown_axes(sizes)
     product = math.prod(sizes.values())
     ways = []
@@ -287,8 +303,10 @@ def _misfit(sizes: dict[str, int], name: str, ranks: int) -> str:
             ways.append(f"{axis}_size {either(divisors(ranks // others))}")
     if not ways:  # no single size can be blamed: say what their product may be
         ways.append(f"sizes whose product is {either(divisors(ranks))}")
-    named = " * ".join(f"{axis}_size={size}" for axis, size in sizes.items())
-    return f"{named} = {product} does not divide {name}={ranks}: use " + ", or ".join(ways)
+    factors = {f"{axis}_size": size for axis, size in sizes.items()}
+    rule = f"{' * '.join(factors)} must divide {name}"
+    fault = does_not_divide(name, ranks, **factors)
+    return Misfit(rule, fault, f"use {', or '.join(ways)}{more_advice}")
 
 
 def _cell(ranks: list[int]) -> str:

@@ -6,7 +6,7 @@ Integers, no torch.
 from collections.abc import Iterable
 from itertools import pairwise
 
-from labkit.sizes import check_size, divisors, does_not_divide, either, whole_number
+from labkit.sizes import Misfit, check_size, divisors, does_not_divide, either, whole_number
 
 
 def rows_of_replica(batch_size: int, dp_size: int, dp_rank: int) -> range:
@@ -74,18 +74,25 @@ def split_layers(
     said = _said(stage_layers, ends, extra_layers)
     if stage_layers is None:
         sizes = _equal_split(num_layers, num_stages, ends, *extra_layers.values())
-    elif isinstance(stage_layers, Iterable):
-        sizes = [check_size("stage_layers", size) for size in stage_layers]
     else:
-        raise ValueError(
-            f"stage_layers={stage_layers!r} must be a list: give one number for each stage"
-        )
+        sizes = list(check_stage_layers(stage_layers))
     if len(sizes) != num_stages or sum(sizes) != num_layers or min(sizes) < 1:
-        rule = f"num_stages={num_stages} must have 1 layer or more each"
-        rule += f", and num_layers={num_layers} together"
-        fault = f"{said} gives stages of {sizes} layers, but {rule}"
-        raise ValueError(f"{fault}: change the numbers, or use fewer stages")
+        needed = f"num_stages={num_stages} must have 1 layer or more each"
+        needed += f", and num_layers={num_layers} together"
+        raise Misfit(
+            "each stage must have 1 layer or more, and all num_layers together",
+            f"{said} gives stages of {sizes} layers, but {needed}",
+            "change the numbers, or use fewer stages",
+        )
     return tuple(sizes)
+
+
+def check_stage_layers(stage_layers: object) -> tuple[int, ...]:
+    """Return a list of stages' layers as a tuple, or raise a ValueError if it is not one."""
+    if not isinstance(stage_layers, Iterable) or isinstance(stage_layers, str):
+        fault = f"stage_layers={stage_layers!r} must be a list"
+        raise ValueError(f"{fault}: give one number for each stage")
+    return tuple(check_size("stage_layers", size) for size in stage_layers)
 
 
 def _said(stage_layers: object, ends: dict[str, int], extra_layers: dict[str, bool]) -> str:
@@ -100,7 +107,8 @@ def _said(stage_layers: object, ends: dict[str, int], extra_layers: dict[str, bo
     last_twice = {"last_stage_layers", "account_for_loss_in_pipeline_split"} <= given.keys()
     all_twice = "stage_layers" in given and len(given) > 1
     if first_twice or last_twice or all_twice:
-        raise ValueError(f"{said}: two of these say how many layers one stage has: leave one out")
+        rule = "two of these say how many layers one stage has"
+        raise Misfit(rule, f"{said}: {rule}", "leave one out")
     return said
 
 
@@ -167,7 +175,8 @@ def check_sequence_cut(seq_length: int, cp_size: int, zigzag: bool, tp_size: int
         if seq_length % cp_size == 0:
             fits += ", or zigzag=False"
         fault = f"2 * cp_size={cp_size} = {chunks} does not divide seq_length={seq_length}"
-        raise ValueError(f"zigzag chunks: {fault}: use seq_length {fits}")
+        rule = "2 * cp_size must divide seq_length"
+        raise Misfit(rule, f"zigzag chunks: {fault}", f"use seq_length {fits}")
     part = "seq_length" if cp_size == 1 else "seq_length / cp_size"
     check_divides(tp_size, part, seq_length // cp_size)
 
@@ -195,14 +204,14 @@ def check_divides(
     parts_name: str = "tp_size",
     is_given: bool = False,
 ) -> None:
-    """Raise a ValueError if a dim of this size cannot be cut into parts * stride equal chunks.
+    """Raise a Misfit if a dim of this size cannot be cut into parts * stride equal chunks.
 
     Of a size that is given, as by a model's weights, the error does not say which one to use
     instead.
 
-    >>> check_divides(4, "rows", 10)
+    >>> check_divides(4, "rows", 9)
     Traceback (most recent call last):
-    ValueError: tp_size=4 does not divide rows=10: use tp_size 1, 2, 5 or 10, or rows 8 or 12
+    labkit.sizes.Misfit: tp_size=4 does not divide rows=9: use tp_size 1, 3 or 9, or rows 8 or 12
     """
     size = check_size(name, size)
     stride = check_size("stride", stride)
@@ -217,7 +226,8 @@ def check_divides(
         if stride > 1:
             factors["stride"] = stride
         fault = does_not_divide(name, size, **factors)
-        raise ValueError(f"{fault}: use {', or '.join(fits)}")
+        rule = f"{' * '.join(factors)} must divide {name}"
+        raise Misfit(rule, fault, f"use {', or '.join(fits)}")
 
 
 def multiples_near(number: int, of: int) -> list[int]:

@@ -1,13 +1,20 @@
 """Records how each parameter is sharded: which shard of it a rank has, and which ranks have the
 same one.
 
-The layer that makes a parameter records its placement; data parallelism, the gradient norm and
-checkpoints read it. It belongs to the parameter's name in its module, so a parameter that replaces
-it (after `to_empty`, `load_state_dict(assign=True)`, `deepcopy` or `fully_shard`) gets it too.
+A layer has a table of its own parameters, ``placements``: by name, how each is sharded. A parameter
+that is in no table is the same on all data-parallel ranks, and on no others. `placements` gives the
+tables of all modules of a model together, by full names:
+
+    model = nn.Sequential(ColumnParallelLinear(4, 8, groups.tp), nn.Linear(8, 4))
+    placements(model)      {"0.weight": Placement((Shard(dim=0, unsharded_size=8, ...),)),
+                            "0.bias": the same, "1.weight": Placement(), "1.bias": Placement()}
+
+Tables belong to modules, so they stay when parameters are replaced, and wrappers change nothing but
+the full names. Only FSDP has something to add: it writes into the tables which numbers of a
+flattened parameter a rank has. Data parallelism, the gradient norm and checkpoints read them.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -42,7 +49,7 @@ class FlatShard:
 class Placement:
     """How a parameter is sharded and replicated.
 
-    By default every data-parallel replica has the whole.
+    By default every data-parallel replica has all of it.
     """
 
     shards: tuple[Shard, ...] = ()  # the dims that are divided
@@ -55,82 +62,62 @@ class Placement:
     defer_grad_reduce: bool = False  # the gradient stays partial over tp until the step's end
     flat: FlatShard | None = None
 
-    def __deepcopy__(self, memo) -> "Placement":
-        return self  # it is immutable
 
-    def __reduce__(self):
-        return Placement, ()  # groups cannot be pickled
+PlacedParameters = dict[nn.Parameter, Placement]  # in the order of ``model.parameters()``
 
 
-def placement_of(parameter: torch.Tensor) -> Placement:
-    """Return a parameter's placement; the default if none was recorded."""
-    return getattr(parameter, "placement", Placement())
+def placements(*models: nn.Module) -> dict[str, Placement]:
+    """Return the placement of each parameter of a model, or of a rank's chunks of one, by its name.
 
-
-def shape_before_flat(parameter: torch.Tensor) -> torch.Size:
-    """Return a parameter's shape, or under FSDP the one before it was flattened."""
-    flat = placement_of(parameter).flat
-    return parameter.shape if flat is None else flat.shape
-
-
-def unsharded_size(parameter: torch.Tensor) -> list[int]:
-    """Return the size of the whole tensor that a parameter is a shard of, without padding."""
-    sizes = {shard.dim: shard.unsharded_size for shard in placement_of(parameter).shards}
-    return [sizes.get(dim, size) for dim, size in enumerate(shape_before_flat(parameter))]
-
-
-def set_placement(parameter: torch.Tensor, placement: Placement) -> None:
-    """Replace a parameter's placement."""
-    parameter.placement = placement  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def copy_groups_of(parameter: torch.Tensor, groups: ProcessGroups) -> list[dist.ProcessGroup]:
-    """Return the groups, data-parallel ones included, whose ranks all have the same shard of a
-    parameter.
+    Raises:
+        ValueError: a module no longer has a parameter that its table names.
     """
-    placement = placement_of(parameter)
+    found = {}
+    for model in models:
+        for prefix, module in model.named_modules():
+            _check_table(module)
+            for name, _ in module.named_parameters(recurse=False, remove_duplicate=False):
+                found[f"{prefix}.{name}".lstrip(".")] = placement_of(module, name)
+    return found
+
+
+def _check_table(module: nn.Module) -> None:
+    for name in vars(module).get("placements", {}):
+        if name not in module._parameters:
+            fault = f"{type(module).__name__} no longer has its parameter {name!r}, whose placement"
+            way_out = "do not use weight_norm or another parametrization on it"
+            raise ValueError(f"{fault} is recorded by this name: {way_out}")
+
+
+def placement_of(module: nn.Module, name: str) -> Placement:
+    """Return the placement of one of a module's own parameters."""
+    return vars(module).get("placements", {}).get(name, Placement())
+
+
+def set_placement(module: nn.Module, name: str, placement: Placement) -> None:
+    """Replace the placement of one of a module's own parameters."""
+    vars(module).setdefault("placements", {})[name] = placement
+
+
+def placed_parameters(*models: nn.Module) -> PlacedParameters:
+    """Return the parameters of a model, or of a rank's chunks of one, each with its placement."""
+    by_name = placements(*models)
+    return {p: by_name[name] for model in models for name, p in model.named_parameters()}
+
+
+def shape_before_flat(tensor: torch.Tensor, placement: Placement) -> torch.Size:
+    """Return the shape of a parameter, or under FSDP the one before it was flattened."""
+    return tensor.shape if placement.flat is None else placement.flat.shape
+
+
+def unsharded_size(tensor: torch.Tensor, placement: Placement) -> list[int]:
+    """Return the size of the unsharded tensor that this one is a shard of, without padding."""
+    sizes = {shard.dim: shard.unsharded_size for shard in placement.shards}
+    return [sizes.get(dim, size) for dim, size in enumerate(shape_before_flat(tensor, placement))]
+
+
+def copy_groups_of(placement: Placement, groups: ProcessGroups) -> list[dist.ProcessGroup]:
+    """Return the groups, data-parallel ones included, whose ranks all have the same shard."""
     if placement.flat:
         return [*placement.copy_groups, *placement.flat.replicas]
     return [*placement.copy_groups, placement.replica_group or groups.dp_cp]
-
-
-class PlacedModule(nn.Module):
-    """A module that keeps the placements of its own parameters, by name."""
-
-    def set_placements(self, **placements: Placement) -> None:
-        """Record placements by parameter name."""
-        if not isinstance(self._parameters, _Parameters):
-            vars(self)["_parameters"] = _Parameters(type(self).__name__, self._parameters)
-        self._parameters.placements |= placements  # pyright: ignore[reportAttributeAccessIssue]
-        for name, placement in placements.items():
-            if (parameter := self._parameters.get(name)) is not None:
-                set_placement(parameter, placement)
-
-    def _apply(self, fn, recurse=True):
-        super()._apply(fn, recurse)
-        # torch may have replaced parameters, or swapped their attributes.
-        for name, parameter in self._parameters.items():
-            self._parameters[name] = parameter
-        return self
-
-
-class _Parameters(dict[str, Any]):
-    """A module's parameters. A new one without a placement gets the one recorded for its name."""
-
-    def __init__(self, owner: str = "", parameters=()):
-        super().__init__(parameters)
-        self.owner = owner
-        self.placements: dict[str, Placement] = {}
-
-    def __setitem__(self, name: str, parameter) -> None:
-        placement = self.placements.get(name)
-        if placement and parameter is not None and not hasattr(parameter, "placement"):
-            set_placement(parameter, placement)
-        super().__setitem__(name, parameter)
-
-    def __delitem__(self, name: str) -> None:
-        if name in self.placements:
-            fault = f"{self.owner} no longer has its parameter {name!r}, whose placement is"
-            way_out = "do not use weight_norm or another parametrization on it"
-            raise ValueError(f"{fault} recorded by this name: {way_out}")
-        super().__delitem__(name)

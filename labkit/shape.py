@@ -1,12 +1,12 @@
 """Describes the shape of a GPT, and counts its parameters, which follow from the shape alone."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from numbers import Real
-from typing import Literal, get_args
+from typing import Literal
 
+from labkit.fields import check_fields
 from labkit.partition import check_divides
-from labkit.sizes import check_size
 
 
 @dataclass(frozen=True)
@@ -33,42 +33,35 @@ class GPT:
     hidden_size: int
     seq_length: int
     vocab_size: int
-    # Without query groups, the number of parameters does not depend on it
+    # Attention heads per layer. Without query groups, the number of parameters does not depend on
+    # it.
     num_attention_heads: int | None = None
-    # Heads of keys and values, each for some heads of queries; all of them if None
+    # Heads of keys and values, shared by attention heads; by default as many.
     num_query_groups: int | None = None
-    ffn_hidden_size: int | None = None  # width of the MLPs; 4 h if None
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    ffn_hidden_size: int | None = None  # Width of the MLPs; by default 4 hidden_size.
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # What normalises the hidden states.
+    # What an MLP computes inside; swiglu has a third matrix.
     mlp: Literal["gelu", "gelu_tanh", "swiglu"] = "gelu"
+    # A learned vector for each position, or rotary positions.
     positions: Literal["learned", "rope"] = "learned"
-    bias: bool = True  # in linear layers
-    tied: bool = True  # the output layer's weight is the embedding's
-    norm_eps: float = 1e-5  # added to the mean square before its root
-    rotary_base: float = 10_000.0  # of the angles of rotary positions; 500,000 in Llama 3
-    # Per layer with experts, which has them in place of an MLP; none if None
-    num_experts: int | None = None
-    # How many experts process a token; if more than one, their probabilities are made to add up to
-    # 1
-    top_k: int = 2
-    moe_layer_freq: int = 1  # layers 0, n, 2n, ... have experts
-    num_shared_experts: int = 0  # which compute all tokens
-    moe_ffn_hidden_size: int | None = None  # width of an expert; that of the MLPs if None
+    bias: bool = True  # Biases in linear layers.
+    tied: bool = True  # The embedding's weight is the output layer's, too.
+    norm_eps: float = 1e-5  # What a norm adds to the mean square before its root.
+    rotary_base: float = 10_000.0  # Base of the angles of rotary positions; Llama 3 has 500000.
+    num_experts: int | None = None  # Experts of a layer, in place of its MLP; by default none.
+    top_k: int = 2  # Experts that process a token.
+    moe_layer_freq: int = 1  # Every n-th layer has experts, from the first one on.
+    num_shared_experts: int = 0  # Experts beside them that compute all tokens.
+    moe_ffn_hidden_size: int | None = None  # Width of an expert; by default that of the MLPs.
+    # A token's probabilities of experts, from the logits.
     router_scores: Literal["softmax", "sigmoid"] = "softmax"
 
     def __post_init__(self):
-        for field in fields(GPT):
-            name = field.name
-            kind = field.type
+        check_fields(self, GPT, may_be_0=("num_shared_experts",))
+        for name in ("norm_eps", "rotary_base"):
             value = getattr(self, name)
-            known = (True, False) if kind is bool else get_args(kind)
-            if kind is int or (int in known and value is not None):
-                least = 0 if name == "num_shared_experts" else 1
-                object.__setattr__(self, name, check_size(name, value, least=least))
-            elif kind is float and not (isinstance(value, Real) and 0 < float(value) < math.inf):
+            if not (isinstance(value, Real) and 0 < float(value) < math.inf):
                 raise ValueError(f"{name}={value!r} must be a number above 0")
-            elif known and int not in known and value not in known:
-                choices = " or ".join(map(repr, known))
-                raise ValueError(f"{name}={value!r} is unknown: use {choices}")
         heads = self.num_attention_heads
         groups = self.num_query_groups
         if heads is not None:

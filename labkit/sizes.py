@@ -10,6 +10,26 @@ from numbers import Real
 MAX_SIZE = 10**12
 
 
+class Misfit(ValueError):
+    """Sizes that do not fit together.
+
+    ``rule`` is what they break, whatever the numbers are; ``fault`` has the numbers; ``advice`` is
+    the way out. Each is in Python's names, which a command line spells its own way.
+
+    >>> print(Misfit("a must divide b", "a=3 does not divide b=4", "use a 1, 2 or 4"))
+    a=3 does not divide b=4: use a 1, 2 or 4
+    """
+
+    def __init__(self, rule: str, fault: str, advice: str):
+        super().__init__(rule, fault, advice)
+        self.rule = rule
+        self.fault = fault
+        self.advice = advice
+
+    def __str__(self) -> str:
+        return f"{self.fault}: {self.advice}"
+
+
 def whole_number(value) -> int | None:
     """Return `value` as an int (numpy integers included), or None if it is not a whole number; a
     bool is not.

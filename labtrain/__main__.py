@@ -21,7 +21,7 @@ from labkit.launch.report import is_consequence
 from labtrain.command_line import run_command
 from labtrain.config import TrainConfig
 from labtrain.console import describe_end, describe_start
-from labtrain.spelling import as_typed, options, short_options
+from labtrain.spelling import SHORT_OPTIONS, as_typed, options
 from labtrain.trainer import train
 from labtrain.world import check_same_options, describe_lost_peer, say_once, world
 
@@ -69,8 +69,8 @@ class _Options(TrainConfig):
 
 def options_class() -> type[_Options]:
     """Return the options as tyro reads them, with their short names."""
-    kinds = get_type_hints(TrainConfig, include_extras=True)
-    for name, short in short_options().items():
+    kinds = get_type_hints(TrainConfig)
+    for name, short in SHORT_OPTIONS.items():
         _Options.__annotations__[name] = Annotated[kinds[name], tyro.conf.arg(aliases=[short])]
     return _Options
 

@@ -4,7 +4,7 @@ Read `build` from top to bottom. A job with a different model, wrapper or optimi
 function for that one step, as in ``launch(train, config, partial(build, wrap=my_wrap))``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from torch.optim import AdamW, Optimizer
 from labkit.data_parallel import DataParallel, FullyShardedDataParallel
 from labkit.data_parallel.replicas import DataParallelBase, check_alike
 from labkit.groups import ProcessGroups
-from labkit.placement import shape_before_flat
+from labkit.placement import PlacedParameters, placed_parameters, shape_before_flat
 from labkit.schedules import Schedule
 from labtrain.config import TrainConfig
 from labtrain.master_weights import MasterWeights
@@ -29,7 +29,8 @@ class Job:
 
     ``models`` has one chunk of the model for each stage that lives on this rank, and ``chunks`` the
     same ones, wrapped: what the pipeline runs. ``parameters`` are those of the chunks, shards with
-    ZeRO. ``tied`` has the embedding if a different rank holds the same weight, else nothing.
+    ZeRO, each with its placement. ``tied`` has the embedding if a different rank holds the same
+    weight, else nothing.
     """
 
     config: TrainConfig
@@ -37,7 +38,7 @@ class Job:
     schedule: Schedule
     models: list[ParallelGPT]
     chunks: list[DataParallelBase]
-    parameters: list[nn.Parameter]
+    parameters: PlacedParameters
     tied: list[nn.Parameter]
     optimizer: Optimizer
 
@@ -54,7 +55,7 @@ def make_models(
             # Which layers
             stage=stage,
             num_stages=schedule.num_stages,
-            stage_layers=config.layers_per_stage,
+            stage_layers=config.layers_per_stage(config.num_layers),
             first=next((model for model in models if model.is_first), None),
             num_micro_batches=schedule.num_micro_batches,
             # How activations are cut, and which are kept
@@ -98,12 +99,12 @@ def wrap(config: TrainConfig, model: ParallelGPT, groups: ProcessGroups) -> Data
     )
 
 
-def make_optimizer(config: TrainConfig, parameters: Sequence[nn.Parameter]) -> Optimizer:
+def make_optimizer(config: TrainConfig, parameters: PlacedParameters) -> Optimizer:
     """Return AdamW, with weight decay for matrices only, and master weights for bfloat16."""
     matrices = []
     others = []
-    for parameter in parameters:
-        if len(shape_before_flat(parameter)) > 1:
+    for parameter, placement in parameters.items():
+        if len(shape_before_flat(parameter, placement)) > 1:
             matrices.append(parameter)
         else:
             others.append(parameter)
@@ -135,7 +136,7 @@ def build(
     # 2. Layers of these stages, cut over tensor, context and expert groups: shapes, no memory yet
     models = make_models(config, schedule, groups)
     if config.precision == "bfloat16":
-        for parameter in _parameters_of(models):
+        for parameter in placed_parameters(*models):
             # The sum over many micro-batches needs more bits than bfloat16
             parameter.grad_dtype = torch.float32
 
@@ -149,14 +150,10 @@ def build(
         pretrained.load(config.init_from, models, groups)
 
     # 5. The optimizer sees what the wrappers made: shards have replaced the model's parameters
-    parameters = _parameters_of(chunks)
+    parameters = placed_parameters(*chunks)
     tied = _tied_embedding(config, schedule, models, groups)
     optimizer = make_optimizer(config, parameters)
     return Job(config, groups, schedule, models, chunks, parameters, tied, optimizer)
-
-
-def _parameters_of(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
-    return [parameter for module in modules for parameter in module.parameters()]
 
 
 def _tied_embedding(

@@ -359,8 +359,10 @@ def _load(path: Path, state: State) -> list[str]:
 def options_of(about: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of the run that wrote a checkpoint, by the names of today.
 
-    >>> options_of({"options": {"seed": 0, "context_parallel": "gathered", "balanced": True}})
-    {'seed': 0, 'context_parallel': 'all_gather', 'zigzag': True}
+    >>> options_of({"options": {"context_parallel": "gathered", "balanced": True}})
+    {'context_parallel': 'all_gather', 'zigzag': True}
+    >>> options_of({"options": {"recompute": True}})
+    {'recompute': 'full'}
     """
     options = dict(about["options"])
     for old, new in RENAMED_OPTIONS.items():
@@ -368,6 +370,8 @@ def options_of(about: Mapping[str, Any]) -> dict[str, Any]:
             options[new] = options.pop(old)
     if options.get("context_parallel") == "gathered":
         options["context_parallel"] = "all_gather"
+    if isinstance(recompute := options.get("recompute"), bool):
+        options["recompute"] = "full" if recompute else "none"
     return options
 
 

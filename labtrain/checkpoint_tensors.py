@@ -1,10 +1,20 @@
-"""Maps a rank's shards to slices of whole tensors for torch.distributed.checkpoint.
+"""Maps a rank's shards to slices of unsharded tensors for torch.distributed.checkpoint.
 
-A parameter gets from the whole tensor to what a rank holds of it in two cuts, and `slices_of`
-undoes both. Tensor-parallel ranks cut dims (`labkit.placement.Shard`); then replicas that share
-states cut the flattened shard into runs of numbers (`labkit.placement.FlatShard`). So:
+From the unsharded tensor to what a rank has of it there are two cuts. Tensor-parallel ranks divide
+dims (`labkit.placement.Shard`); then replicas that share states divide the numbers of the shard, in
+the order of memory (`labkit.placement.FlatShard`). Here the second tensor rank has columns, and one
+of its replicas the last three of their numbers:
 
-    a rank's numbers  --_blocks-->  blocks of its shard  --_runs-->  slices of the whole tensor
+    1 2 3 4   -- Shard -->   3 4   -- flattened -->   3 4 7 8   -- FlatShard -->   4 7 8
+    5 6 7 8                  7 8
+
+`slices_of` undoes both, the latest first. What a rank has is not one box of the unsharded tensor,
+but several:
+
+    4 7 8   -- _blocks -->   . 4   -- _runs -->   . . . 4     slice [[4]] at [0, 3]
+                             7 8                  . . 7 8     slice [[7, 8]] at [1, 2]
+
+A file is then the same whatever the layout that wrote it, and any other layout reads its slices.
 """
 
 import math
@@ -25,7 +35,14 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from labkit.data_parallel.replicas import grad_dtype_of
 from labkit.groups import ProcessGroups
 from labkit.partition import chunks_of_rank
-from labkit.placement import Shard, copy_groups_of, placement_of, shape_before_flat, unsharded_size
+from labkit.placement import (
+    Placement,
+    Shard,
+    copy_groups_of,
+    placements,
+    shape_before_flat,
+    unsharded_size,
+)
 from labkit.shape import GPT
 
 
@@ -44,9 +61,15 @@ class State:
 
 
 class SlicedTensor(torch.Tensor):
-    """A whole tensor of which this rank has slices, by the offsets of their first numbers.
+    """An unsharded tensor of which this rank has slices, by the offsets of their first numbers.
 
-    Operations run on each.
+    Operations run on each slice.
+
+    >>> slices = {torch.Size([0, 3]): torch.tensor([[4]])}
+    >>> slices[torch.Size([1, 2])] = torch.tensor([[7, 8]])
+    >>> doubled = 2 * SlicedTensor([2, 4], slices)
+    >>> [(list(offsets), values.tolist()) for offsets, values in doubled.slices.items()]
+    [([0, 3], [[8]]), ([1, 2], [[14, 16]])]
 
     The methods with underscores are how torch.distributed.checkpoint asks what it should write or
     read.
@@ -65,14 +88,14 @@ class SlicedTensor(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         """Run an operation on each slice, such as ``copy_`` from another tensor cut likewise."""
-        whole = next(arg for arg in args if isinstance(arg, SlicedTensor))
+        first = next(arg for arg in args if isinstance(arg, SlicedTensor))
         results = {}
-        for offsets in whole.slices:
+        for offsets in first.slices:
             of_slices = [
                 arg.slices[offsets] if isinstance(arg, SlicedTensor) else arg for arg in args
             ]
             results[offsets] = func(*of_slices, **(kwargs or {}))
-        return SlicedTensor(whole.size(), results)
+        return SlicedTensor(first.size(), results)
 
     def __create_chunk_list__(self) -> list[Any]:
         slices = self.slices.items()
@@ -95,16 +118,22 @@ def tensors_of(state: State, to_save: bool = False) -> Iterator[tuple[str, torch
     """Yield this rank's tensors by name: those in use, so that loading fills them.
 
     Where several ranks have the same numbers, each has its turn to yield some of them ``to_save``.
+    For a parameter "layers.0.mlp.up.weight" of the second of two tensor ranks, [8, 4] of [16, 4],
+    and its AdamW:
+
+        model.layers.0.mlp.up.weight                  [16, 4], with one slice, at [8, 0]
+        optimizer.layers.0.mlp.up.weight.exp_avg      the same, as is exp_avg_sq
+        optimizer.layers.0.mlp.up.weight.step         one number, as it is
     """
     for model in state.models:
         # Routers have biases that are not parameters; all ranks have the same
         for name, buffer in model.named_buffers():
             yield f"model.{name}", buffer
     # From the smallest to the largest, so that turns are about equal; the same order on all ranks
-    parameters = _named_parameters(state)
-    parameters.sort(key=lambda pair: shape_before_flat(pair[1]).numel())
-    for number, (name, parameter) in enumerate(parameters):
-        if to_save and not is_my_turn(number, parameter, state.groups):
+    parameters = named_parameters(state.models)
+    parameters.sort(key=lambda named: shape_before_flat(*named[1:]).numel())
+    for number, (name, parameter, placement) in enumerate(parameters):
+        if to_save and not is_my_turn(number, placement, state.groups):
             continue
         named = {f"model.{name}": parameter.detach()}
         for key, value in state.optimizer.state.get(parameter, {}).items():
@@ -112,49 +141,57 @@ def tensors_of(state: State, to_save: bool = False) -> Iterator[tuple[str, torch
         for key, tensor in named.items():
             if tensor.shape != parameter.shape:  # a count of steps, say
                 yield key, tensor
-            elif slices := dict(slices_of(tensor, parameter)):
-                yield key, SlicedTensor(unsharded_size(parameter), slices)
+            elif slices := dict(slices_of(tensor, placement)):
+                yield key, SlicedTensor(unsharded_size(tensor, placement), slices)
 
 
-def _named_parameters(state: State) -> list[tuple[str, nn.Parameter]]:
-    return [pair for model in state.models for pair in model.named_parameters()]
+def named_parameters(models: Sequence[nn.Module]) -> list[tuple[str, nn.Parameter, Placement]]:
+    """Return the parameters of a rank's chunks of the model: name, tensor and placement of each."""
+    placed = placements(*models)
+    return [(name, p, placed[name]) for model in models for name, p in model.named_parameters()]
 
 
-def is_my_turn(number: int, parameter: nn.Parameter, groups: ProcessGroups) -> bool:
+def is_my_turn(number: int, placement: Placement, groups: ProcessGroups) -> bool:
     """Whether this one of the ranks with the same numbers saves them: they take turns, parameter by
     parameter.
 
     With two groups of copies, of 2 and 3 ranks, parameter 5 = 1 + 2 * (2 + 3 * 0) is saved by the
-    rank that is number 1 in the first group and number 2 in the second.
+    rank that is number 1 in the first group and number 2 in the second; and so is every sixth after
+    it.
+
+    >>> from labkit.groups import groups_of_one
+    >>> of_two = torch.distributed.ProcessGroup(1, 2)
+    >>> of_three = torch.distributed.ProcessGroup(2, 3)
+    >>> placement = Placement(copy_groups=(of_two,), replica_group=of_three)
+    >>> [number for number in range(18) if is_my_turn(number, placement, groups_of_one())]
+    [5, 11, 17]
     """
-    for group in copy_groups_of(parameter, groups):
+    for group in copy_groups_of(placement, groups):
         number, turn = divmod(number, group.size())
         if turn != group.rank():
             return False
-    return not placement_of(parameter).is_tied_copy
+    return not placement.is_tied_copy
 
 
 def slices_of(
-    tensor: torch.Tensor, parameter: nn.Parameter
+    tensor: torch.Tensor, placement: Placement
 ) -> Iterator[tuple[torch.Size, torch.Tensor]]:
-    """Yield the slices of a tensor that lies like its parameter, with their offsets in the whole
-    tensor.
+    """Yield the slices of a parameter with this placement, or of its optimizer state, with their
+    offsets in the unsharded tensor.
 
-    For example, rank 1 of 2 has the columns 2 and 3 of a [2, 4] matrix, and of those four numbers,
-    in memory one after the other, the last three: first the block [[4.]], then the whole row.
+    The example of this file's first lines: rank 1 of 2 has the columns 2 and 3 of a [2, 4] matrix,
+    and of those four numbers, in memory one after the other, the last three.
 
-    >>> from labkit.placement import FlatShard, Placement, set_placement
-    >>> weight = nn.Parameter(torch.tensor([4.0, 7.0, 8.0]))
+    >>> from labkit.placement import FlatShard
     >>> columns = Shard(1, 4, torch.distributed.ProcessGroup(1, 2))  # dim 1, 4 columns in all
     >>> flat = FlatShard(torch.Size([2, 2]), start=1)
-    >>> set_placement(weight, Placement((columns,), flat=flat))
-    >>> for offsets, values in slices_of(weight.detach(), weight):
+    >>> placement = Placement((columns,), flat=flat)
+    >>> for offsets, values in slices_of(torch.tensor([4.0, 7.0, 8.0]), placement):
     ...     print(list(offsets), values.tolist())
     [0, 3] [[4.0]]
     [1, 2] [[7.0, 8.0]]
     """
-    placement = placement_of(parameter)
-    shape = shape_before_flat(parameter)
+    shape = shape_before_flat(tensor, placement)
     shard_of_dim = {shard.dim: shard for shard in placement.shards}
     start = placement.flat.start if placement.flat else 0
     for offsets, block in _blocks(tensor.flatten(), shape, start):
@@ -163,16 +200,16 @@ def slices_of(
             runs_of_dims.append(list(_runs(offset, length, shape[dim], shard_of_dim.get(dim))))
         # A run in each dim makes a box
         for runs in product(*runs_of_dims):
-            in_whole = torch.Size(offset for offset, _ in runs)
+            in_unsharded = torch.Size(offset for offset, _ in runs)
             in_block = tuple(inside for _, inside in runs)
-            yield in_whole, block[in_block]
+            yield in_unsharded, block[in_block]
 
 
 def _blocks(
     numbers: torch.Tensor, shape: Sequence[int], start: int
 ) -> Iterator[tuple[list[int], torch.Tensor]]:
-    """Yield consecutive numbers of a flattened tensor as blocks of it: part of a row, whole rows,
-    part of a row.
+    """Yield consecutive numbers of a flattened tensor as blocks of it: part of a row, all of some
+    rows, part of a row.
 
     ``start`` is the flat index of the first; a row of more than one dim is cut likewise.
 
@@ -201,14 +238,15 @@ def _blocks(
 
 
 def _runs(start: int, length: int, size: int, shard: Shard | None) -> Iterator[tuple[int, slice]]:
-    """Yield where an interval of a rank's dim, ``size`` long, lies in the whole dim: run by run,
-    the offset in the whole and the slice of the interval.
+    """Yield where an interval of a rank's dim, ``size`` long, lies in the unsharded dim: run by
+    run, the offset there and the slice of the interval.
 
     The dim is cut by the stride rule, so that each fused matrix is cut by itself; padding at the
     end is in no run.
 
-    A whole dim of 10 is padded to 12 for 2 ranks. With stride 3 it is three matrices of 4 rows:
-    rank 1 has the rows 2, 3, 6, 7, 10 and 11, of which the last two are padding.
+    An unsharded dim of 10 is padded to 12 for 2 ranks. With stride 3 it is three matrices of 4
+    rows: rank 1 has the rows 2, 3, 6, 7, 10 and 11, of which the last two are padding. All of its
+    rows but the first lie there in two runs, row 3, and rows 6 and 7:
 
     >>> shard = Shard(0, 10, torch.distributed.ProcessGroup(1, 2), stride=3)
     >>> list(_runs(1, 5, 6, shard))
@@ -233,7 +271,7 @@ def without_states(state: State, saved: Container[str]) -> list[tuple[str, nn.Pa
     never trained.
     """
     found = []
-    for name, parameter in _named_parameters(state):
+    for name, parameter, _ in named_parameters(state.models):
         keys = state.optimizer.state.get(parameter, {})
         if any(f"optimizer.{name}.{key}" not in saved for key in keys):
             found.append((name, parameter))

@@ -181,7 +181,7 @@ def describe_start(config: TrainConfig, world_size: int, floor_nats: float | Non
         _describe_layout(config, resized, world_size),
         "NCCL on GPUs" if on_gpu else f"gloo on the CPU, {threads} per rank",
     ]
-    layers = resized.layers_per_stage
+    layers = resized.layers_per_stage(config.num_layers)
     if len(set(layers)) > 1:
         parts.append(f"stages of {ranks_text(layers)} layers")
     floor = f"no floor is known for {config.tokens or config.text}"

@@ -19,12 +19,12 @@ from labkit.collectives import all_to_all
 from labkit.expert_parallel import layer
 from labkit.groups import AXES_OF_GROUP, ProcessGroups
 from labkit.layout import ParallelLayout
-from labkit.placement import placement_of
+from labkit.placement import placed_parameters
 from labkit.sizes import counted, ranks_text
 from labkit.tensor_parallel.blocks import ReplicatedRMSNorm
 from labtrain.build import make_models
-from labtrain.config import TrainConfig, node_memory_bytes
-from labtrain.memory_estimate import MemoryEstimate, gib
+from labtrain.config import TrainConfig
+from labtrain.memory_estimate import MemoryEstimate, gib, node_memory_bytes
 from labtrain.model import ParallelGPT
 
 
@@ -38,6 +38,7 @@ def estimate(config: TrainConfig, world_size: int, say: Callable[[str], None] = 
         ValueError: the sizes do not fit together, or not this number of ranks.
     """
     config = config.resize_to(world_size)
+    config.parallel.check(config.shape, world_size)
     layout = config.layout(world_size)
     micro_batches = counted(config.num_micro_batches(world_size), "micro-batch")
     say(f"{str(layout).splitlines()[0]}; {micro_batches} per pipeline")
@@ -88,14 +89,14 @@ def what_a_rank_holds(
         models = make_models(config, schedule, groups)
         for model in models:
             _move_to_cpu(model)
-        parameters = [param for model in models for param in model.parameters()]
+        parameters = placed_parameters(*models)
         memories = {param.untyped_storage()._cdata for param in parameters}
         kept = [_kept_bytes(model, memories, config) for model in models]
         unsharded = 0
         shard = 0.0
-        for param in parameters:
+        for param, placement in parameters.items():
             unsharded += param.numel()
-            is_expert = placement_of(param).replica_group is not None
+            is_expert = placement.replica_group is not None
             shard_group = groups.expert_shard if is_expert else groups.shard
             shard += param.numel() / shard_group.size()
         units = [unit for model in models for unit in model.units]
@@ -161,10 +162,10 @@ def _kept_bytes(model: ParallelGPT, weights: set[int], config: TrainConfig) -> _
     kept = _bytes_by_part(model, weights, config)
     head = kept.pop(_HEAD, 0)
     again = 0
-    if model.recompute:
-        model.recompute = False
+    if model.recompute == "full":
+        model.recompute = "none"
         all_kept = _bytes_by_part(model, weights, config)
-        model.recompute = True
+        model.recompute = "full"
         again = max(all_kept[part] for part in model.layers)
     return _Kept(sum(kept.values()), head, again)
 

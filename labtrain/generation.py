@@ -129,7 +129,7 @@ def _next_words(
         [new],
         loss=choose,
         ignore_index=None,
-        activation=gpt.activation_spec(new),
+        activation_spec=gpt.activation_spec(new),
     )
     dist.broadcast(words, group=groups.pp, group_src=pp_size - 1)
     return words

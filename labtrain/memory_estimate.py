@@ -2,6 +2,7 @@
 consists of.
 """
 
+import os
 from dataclasses import dataclass, fields
 
 
@@ -31,3 +32,8 @@ def gib(num_bytes: float) -> str:
     if num_bytes > 2**28:
         return f"{num_bytes / 2**30:,.1f} GiB"
     return f"{num_bytes / 2**20:,.1f} MiB"
+
+
+def node_memory_bytes() -> int:
+    """Return how much memory this machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -26,7 +26,7 @@ from labkit.context_parallel import (
 from labkit.expert_parallel import Load, MoELayer, attach_loss
 from labkit.groups import group_of_one, groups_of_one
 from labkit.partition import check_sequence_cut, layers_of_stage
-from labkit.placement import PlacedModule, Placement, placement_of
+from labkit.placement import Placement
 from labkit.shape import GPT
 from labkit.tensor_parallel import ParallelMLP, ParallelSelfAttention, ShardedDropout
 from labkit.tensor_parallel.blocks import ReplicatedLayerNorm, ReplicatedRMSNorm, rotation
@@ -43,7 +43,7 @@ CONTEXT_PARALLEL = {
 }
 
 
-class ParallelGPT(PlacedModule):
+class ParallelGPT(nn.Module):
     """A GPT, or one stage of it, on the ranks of a tensor-parallel group.
 
     ``forward(x)`` takes token ids [batch, seq] on the first stage, hidden states on the later ones.
@@ -60,7 +60,7 @@ class ParallelGPT(PlacedModule):
         stage_layers: how many layers each stage has; about equally many unless given.
         first: the first stage, if this rank has it too: a tied last stage then uses its embedding,
             and has none.
-        recompute: keep only each layer's input, and compute the rest again in backward.
+        recompute: "full" keeps only each layer's input, and computes the rest again in backward.
         cp_group: the ranks that share each sequence.
         context_parallel: how they compute attention together: "ring", "ulysses" or "all_gather".
         zigzag: they hold an early and a late chunk each, not consecutive tokens.
@@ -89,7 +89,7 @@ class ParallelGPT(PlacedModule):
         seed: int = 0,
         dropout: float = 0.0,
         sequence_parallel: bool = False,
-        recompute: bool = False,
+        recompute: str = "none",
         cp_group: dist.ProcessGroup | None = None,
         context_parallel: str = "ring",
         zigzag: bool = True,
@@ -135,6 +135,8 @@ class ParallelGPT(PlacedModule):
             raise ValueError(f"{fault}: give a number that divides hidden_size")
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout={dropout} must be in [0, 1)")
+        if self.recompute not in ("none", "full"):
+            raise ValueError(f"recompute={self.recompute!r} is unknown: use none or full")
         if shape.num_experts and "groups" not in experts and self.group.size() > 1:
             fault = f"num_experts={shape.num_experts} on {self.group.size()} tensor ranks"
             raise ValueError(f"{fault}: give their groups too")
@@ -152,12 +154,12 @@ class ParallelGPT(PlacedModule):
         if self.is_first or is_tied_copy:
             self.embedding = self._vocab_parallel("embedding", options)
         if is_tied_copy:  # the first stage, on another rank, has the same weight
-            placement = placement_of(self.embedding.weight)
-            self.embedding.set_placements(weight=replace(placement, is_tied_copy=True))
+            table = self.embedding.placements
+            table["weight"] = replace(table["weight"], is_tied_copy=True)
         if self.is_first and self.shape.positions == "learned":
             size = (self.shape.seq_length, self.shape.hidden_size)
             self.positions = nn.Parameter(torch.empty(size, **factory))
-            self.set_placements(positions=Placement(copy_groups=(self.group,)))
+            self.placements = {"positions": Placement(copy_groups=(self.group,))}
             self.reset_parameters()
         if self.is_first:
             self.dropout = _dropout(dropout, self.group, self.sequence_parallel)
@@ -177,7 +179,7 @@ class ParallelGPT(PlacedModule):
     def reset_parameters(self) -> None:
         """Draw the model's own parameters: learned positions."""
         if "positions" in self._parameters:
-            draw(self.positions, normal("positions", self.seed))
+            draw(self, "positions", normal("positions", self.seed))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         token_positions = self._positions_of(x)  # [seq]
@@ -186,7 +188,7 @@ class ParallelGPT(PlacedModule):
             x = self._embed(x, token_positions)
         if self.shape.positions == "rope":
             rotary = rotation(token_positions, self.head_size, x.dtype, self.shape.rotary_base)
-        recompute = self.recompute and self.training
+        recompute = self.recompute == "full" and self.training
         layer: Any
         for layer in self.layers.values():
             x = checkpoint(layer, x, rotary, use_reentrant=False) if recompute else layer(x, rotary)

@@ -19,13 +19,12 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import nn
 
 from labkit.groups import ProcessGroups, group_of_one, local_device
 from labkit.shape import GPT
 from labtrain import hugging_face as hf
 from labtrain.checkpoint import raise_on_all_ranks
-from labtrain.checkpoint_tensors import is_my_turn, slices_of
+from labtrain.checkpoint_tensors import is_my_turn, named_parameters, slices_of
 from labtrain.model import ParallelGPT
 
 COPIED = (
@@ -148,8 +147,8 @@ def load(
     found = dict[str, Found]()
     raise_on_all_ranks(lambda: found.update(check(folder, shape)))
     sizes = unsharded_sizes(shape)
-    for name, parameter in _named_parameters(models):
-        for offsets, values in slices_of(parameter.detach(), parameter):
+    for name, parameter, placement in named_parameters(models):
+        for offsets, values in slices_of(parameter.detach(), placement):
             for tensor, part, index in _parts(name, sizes[name], shape, offsets, values):
                 # Closed after each part: its pages leave memory
                 with safe_open(found[tensor].path, "pt") as file:
@@ -157,10 +156,6 @@ def load(
     for model in models:
         for bias in model.buffers():
             bias.zero_()  # of routers: a folder has none
-
-
-def _named_parameters(models: Sequence[ParallelGPT]) -> list[tuple[str, nn.Parameter]]:
-    return [pair for model in models for pair in model.named_parameters()]
 
 
 def check(folder: str | Path, shape: GPT) -> dict[str, Found]:
@@ -347,16 +342,16 @@ def save(
     raise_on_all_ranks(lambda: check_biases(buffers))
     # Of ranks with the same numbers, one gives them
     given = {}
-    for name, parameter in _named_parameters(models):
-        if is_my_turn(0, parameter, groups):
-            given[name] = parameter
+    for name, parameter, placement in named_parameters(models):
+        if is_my_turn(0, placement, groups):
+            given[name] = (parameter.detach(), placement)
     sizes = unsharded_sizes(models[0].shape)
     dtype = next(models[0].parameters()).dtype
 
     def unsharded(name: str, writer: int) -> torch.Tensor:
         tensor = torch.zeros(sizes[name], dtype=dtype, device=local_device())
         if name in given:
-            for offsets, values in slices_of(given[name].detach(), given[name]):
+            for offsets, values in slices_of(*given[name]):
                 tensor[_box(offsets, values.shape)] = values
         # Each number comes from one rank; as bytes, so that also -0.0 stays
         if groups.layout.world_size > 1:

@@ -8,20 +8,18 @@ import re
 import shlex
 from dataclasses import fields
 from functools import cache
-from typing import get_args, get_type_hints
 
-from labtrain.config import ShortOption, TrainConfig
+from labtrain.config import TrainConfig
 from labtrain.hugging_face import CONFIG
 
-
-def short_options() -> dict[str, str]:
-    """Return the second, shorter option of each field that has one."""
-    found = {}
-    for name, kind in get_type_hints(TrainConfig, include_extras=True).items():
-        for extra in get_args(kind):
-            if isinstance(extra, ShortOption):
-                found[name] = extra.name
-    return found
+SHORT_OPTIONS = {
+    "tp_size": "--tp",
+    "cp_size": "--cp",
+    "pp_size": "--pp",
+    "ep_size": "--ep",
+    "expert_tp_size": "--expert-tp",
+}
+"""The second, shorter option of each field that has one."""
 
 
 @cache
@@ -30,7 +28,7 @@ def options() -> dict[str, str]:
     two.
     """
     names = [field.name for field in fields(TrainConfig)]
-    return {name: f"--{name.replace('_', '-')}" for name in names} | short_options()
+    return {name: f"--{name.replace('_', '-')}" for name in names} | SHORT_OPTIONS
 
 
 def switch(name: str, value: bool) -> str:

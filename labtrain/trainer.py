@@ -238,7 +238,7 @@ class Trainer:
         loss_share, num_counted = self.run(self.schedule.forward_only(), batch)
         for chunk in self.chunks:
             chunk.train()
-        sums = loss_and_grad_norm(loss_share, [], self.groups, num_counted)
+        sums = loss_and_grad_norm(loss_share, {}, self.groups, num_counted)
         return self._all_over_counted(batch, sums.num_counted) * sums.loss
 
     def run(
@@ -276,7 +276,7 @@ class Trainer:
             trace=self.trace,
             average=average,
             reduce_every_micro_batch=self.config.zero_stage >= 2,
-            activation=self.models[0].activation_spec(inputs[0]),
+            activation_spec=self.models[0].activation_spec(inputs[0]),
             ignore_index=None,  # `loss_of` counts
         )
         if loss is None:  # it is on the ranks of the last stage

@@ -17,7 +17,7 @@ PLANTS = {
     "labtrain: a file imports only from lower floors": ("labtrain/model.py", "import labtrain.generation"),
     "a package imports no tests, tools or benchmarks": ("course/publish/slides.py", "import tests.support.browser"),
     "course: a file imports only from lower floors": ("course/sizing/plan.py", "import course.pictures.style"),
-    "no circle among files": ("labtrain/config.py", "import labtrain.trainer"),
+    "no circle among files": ("labtrain/config/run.py", "import labtrain.trainer"),
     "the plain files need no torch": ("labkit/schedules/schedule.py", "import torch"),
     "an explorer needs nothing but Python, until it is shown": ("course/pictures/layout.py", "import numpy"),
 }

@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from course.working_copy import find
 from labkit.launch import launch
+from labkit.parallel_config import SCHEDULES
 from labkit.tensor_parallel import operators
-from labtrain.config import SCHEDULES
 from tests.support import gpu_rows_with_faults
 from tools import gpu_check
 from tools.gpu_rows import on_ranks, one_process, speed

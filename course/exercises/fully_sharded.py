@@ -25,12 +25,12 @@ from labkit.data_parallel import FullyShardedDataParallel
 
 
 def my_unit_forward(x, shard, out_features):
-    whole = shard.new_empty(dist.get_world_size() * len(shard))
-    all_gather_single(whole, shard)
+    buffer = shard.new_empty(dist.get_world_size() * len(shard))
+    all_gather_single(buffer, shard)
     end = out_features * x.shape[1]
-    weight, bias = whole[:end].view(out_features, -1), whole[end : end + out_features]  # the rest is padding
+    weight, bias = buffer[:end].view(out_features, -1), buffer[end : end + out_features]  # the rest is padding
     out = F.linear(x, weight, bias)
-    whole.untyped_storage().resize_(0)  # autograd keeps the tensor `weight`, but no memory
+    buffer.untyped_storage().resize_(0)  # autograd keeps the tensor `weight`, but no memory
     return out
 
 
@@ -47,7 +47,7 @@ def memory_is_gone(log: Conduct, x, shard, out_features) -> str | None:
         return None
     return (
         f"Autograd keeps {most} bytes of gathered parameters until backward. A sharded layer gathers them again there: "
-        "at the end, `whole.untyped_storage().resize_(0)` takes the memory away from all tensors that share it."
+        "at the end, `buffer.untyped_storage().resize_(0)` takes the memory away from all tensors that share it."
     )
 
 
@@ -73,24 +73,24 @@ unit_forward = RankExercise(
     ),
     gradient_to="x",
     hints=[
-        "All shards together: `whole = shard.new_empty(d * len(shard))`, then `all_gather_single(whole, shard)`.",
+        "All shards together: `buffer = shard.new_empty(d * len(shard))`, then `all_gather_single(buffer, shard)`.",
         "The weight is the first out_features * in_features numbers, `.view(out_features, -1)`. The bias is the next "
         "out_features numbers. Count from the start: at the end there may be padding.",
         "`F.linear(x, weight, bias)`. Autograd now keeps the weight until backward, so `del` would not free it. "
-        "`whole.untyped_storage().resize_(0)` does: the tensors stay, and their memory goes.",
+        "`buffer.untyped_storage().resize_(0)` does: the tensors stay, and their memory goes.",
     ],
 )
 
 
 def forward_wrongly(
-    x, shard, out_features, *, gather=lambda shard: gathered(shard, 0), weight=lambda whole, out, end: whole[:end],
-    bias=lambda whole, out, end: whole[end : end + out], view=lambda weight, out: weight.view(out, -1),
+    x, shard, out_features, *, gather=lambda shard: gathered(shard, 0), weight=lambda buffer, out, end: buffer[:end],
+    bias=lambda buffer, out, end: buffer[end : end + out], view=lambda weight, out: weight.view(out, -1),
     answer=lambda out: out,
 ):  # fmt: skip
     """Do what `my_unit_forward` does, with one thing wrong."""
-    whole, end = gather(shard), out_features * x.shape[1]
-    flat = weight(whole, out_features, end)
-    return answer(F.linear(x, view(flat, out_features), bias(whole, out_features, end)))
+    buffer, end = gather(shard), out_features * x.shape[1]
+    flat = weight(buffer, out_features, end)
+    return answer(F.linear(x, view(flat, out_features), bias(buffer, out_features, end)))
 
 
 SHUFFLED = "You took every d-th number. A shard is consecutive numbers, in the order of the ranks."
@@ -98,20 +98,20 @@ ROW_BY_ROW = "The weight lies row by row, [out, in]: `.view(out_features, -1)`."
 OWN_ROWS = "Each rank has rows of its own, and now the whole layer: its output is complete, with nothing to add."
 unit_forward.mistakes_of(
     forward_wrongly,
-    (dict(bias=lambda whole, out, end: whole[-out:]), "The bias comes right after the weight. The end is padding."),
-    (dict(bias=lambda whole, out, end: None), "The bias is missing. It comes after the weight."),
+    (dict(bias=lambda buffer, out, end: buffer[-out:]), "The bias comes right after the weight. The end is padding."),
+    (dict(bias=lambda buffer, out, end: None), "The bias is missing. It comes after the weight."),
     (dict(view=lambda weight, out: weight.view(-1, out).T), ROW_BY_ROW),
     (
-        dict(weight=lambda whole, out, end: whole[out : out + end], bias=lambda whole, out, end: whole[:out]),
+        dict(weight=lambda buffer, out, end: buffer[out : out + end], bias=lambda buffer, out, end: buffer[:out]),
         "You took the bias from the start. The weight comes first, then the bias.",
     ),
     (dict(gather=lambda shard: gathered(shard[:, None], 1).flatten()), SHUFFLED),
     (
         dict(gather=lambda shard: torch.zeros(dist.get_world_size() * len(shard))),
-        "The parameters are all 0: nothing was gathered. `all_gather_single(whole, shard)` fills its first argument.",
+        "The parameters are all 0: nothing was gathered. `all_gather_single(buffer, shard)` fills its first argument.",
     ),
     (dict(gather=lambda shard: shard), "This is one rank's shard. All ranks' shards together are the layer."),
-    (dict(weight=lambda whole, out, end: whole[:-out]), "Cut the padding off: the weight has out * in numbers."),
+    (dict(weight=lambda buffer, out, end: buffer[:-out]), "Cut the padding off: the weight has out * in numbers."),
     (dict(answer=summed), f"The outputs were added up over the ranks. {OWN_ROWS}"),
     (dict(answer=lambda out: summed(out) / dist.get_world_size()), f"The outputs were averaged. {OWN_ROWS}"),
     (dict(answer=lambda out: gathered(out, 0)), "These are all ranks' rows. Only the parameters are gathered."),
@@ -130,10 +130,10 @@ def freed_too_early(x, shard, out_features):
 
 def my_unit_backward(grad, x, shard):
     d, end = dist.get_world_size(), grad.shape[1] * x.shape[1]
-    whole = shard.new_empty(d * len(shard))
-    all_gather_single(whole, shard)
-    grad_x = grad @ whole[:end].view(grad.shape[1], -1)
-    flat = torch.zeros_like(whole)  # the gradients, where the parameters were
+    buffer = shard.new_empty(d * len(shard))
+    all_gather_single(buffer, shard)
+    grad_x = grad @ buffer[:end].view(grad.shape[1], -1)
+    flat = torch.zeros_like(buffer)  # the gradients, where the parameters were
     flat[:end] = (grad.T @ x).flatten()
     flat[end : end + grad.shape[1]] = grad.sum(0)
     grad_shard = torch.empty_like(shard)
@@ -169,10 +169,10 @@ def backward_wrongly(
     share=lambda flat, d: own(summed(flat)) / d,
 ):  # fmt: skip
     """Do what `my_unit_backward` does, with one thing wrong."""
-    d, whole = dist.get_world_size(), gathered(shard, 0)
+    d, buffer = dist.get_world_size(), gathered(shard, 0)
     flat = torch.cat([part.flatten() for part in parts(grad, x)])
-    weight = whole[: grad.shape[1] * x.shape[1]].view(grad.shape[1], -1)
-    return grad_x(grad, weight), share(F.pad(flat, (0, len(whole) - len(flat))), d)
+    weight = buffer[: grad.shape[1] * x.shape[1]].view(grad.shape[1], -1)
+    return grad_x(grad, weight), share(F.pad(flat, (0, len(buffer) - len(flat))), d)
 
 
 def padded(numbers):

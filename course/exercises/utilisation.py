@@ -215,7 +215,7 @@ class Challenge(Exercise):
 def first_mistake(plan) -> str:
     """Name the first mistake of a plan that cannot win."""
     if isinstance(plan, Raised):
-        return "refused" if plan.message.startswith(("Misfit", "ValueError")) else "something else"
+        return "refused" if plan.message.startswith(("Misfit", "NotModelled", "ValueError")) else "something else"
     if not isinstance(plan, Plan) or (plan.model, plan.world_size) != (GIVEN.model, GIVEN.world_size):
         return "something else"
     if plan.batch_size != GIVEN.batch_size:

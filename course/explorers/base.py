@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 from course.explorers.control import Control
 from course.pictures.scene import Scene
 from course.table import Table
+from labkit.sizes import Misfit
 
+LETTERS = {"world_size": "n", "tp_size": "t", "cp_size": "c", "pp_size": "p", "dp_size": "d", "ep_size": "ep"}
 MOST_MARKED = 8  # options of a control that say beforehand what else they would change: each is tried at every redraw
 SENTENCE = '<div class="labkit-says" role="status">{}</div>'
 WARNING = '<div class="labkit-says moved" role="alert">{}</div>'
@@ -151,18 +153,26 @@ class Explorer:
         return [(each.description, each.word(old), each.word(new)) for each, old, new in values if old != new]
 
     def _misfit(self, choice: Any) -> str:
-        """Return what is wrong with a choice; "" if it fits."""
+        """Return what is wrong with a choice, without the way out; "" if it fits."""
         try:
             self._fit(choice)
+        except Misfit as misfit:
+            return misfit.fault
         except ValueError as error:
-            return str(error)
+            return str(error).partition(": use")[0]
         return ""
 
     def _why(self, choice: Any) -> str:
-        """Return the rule that a choice breaks, in the names that the controls have."""
+        """Return what is wrong with a choice, in the names that the controls have."""
+        return self._worded(self._misfit(choice))
+
+    def _worded(self, fault: str) -> str:
+        """Write the names of fields as the controls do, and others as formulas do."""
         names = {name: control.description for name, control in self.controls.items()}
-        why = self._misfit(choice).partition(": use")[0]
-        return re.sub(r"(\w+)=", lambda name: f"{names.get(name[1], name[1].replace('_', ' '))} = ", why)
+        value = r"(?<!_size \* )\b(\w+)="  # not the last factor of a product
+        fault = re.sub(value, lambda name: f"{names.get(name[1], name[1].replace('_', ' '))} = ", fault)
+        fault = re.sub(r"\w+_size\b", lambda name: LETTERS.get(name[0], name[0]), fault)
+        return re.sub(r"(\w)=(\d)", r"\1 = \2", fault)
 
 
 def nearest_first(choice: Any, last: Any, options: Mapping[str, list]) -> Iterator[Any]:

@@ -6,9 +6,10 @@ from course.pictures.context_parallel import draw_triangle
 from course.pictures.style import bytes_text
 from course.sizing.context import CONTEXT_PARALLEL, attention_messages
 from course.table import Table
-from labkit.partition import check_divides, check_sequence_cut
+from labkit.parallel_config import ParallelConfig
+from labkit.partition import check_divides
 from labkit.shape import GPT
-from labkit.sizes import counted
+from labkit.sizes import Misfit, counted
 
 HEAD_SIZE = 128
 SEQUENCES, RANKS, HEADS = [2**power for power in range(10, 21)], (1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32, 64, 128)
@@ -27,10 +28,13 @@ class context_explorer(Explorer):
 
     def _fit(self, choice) -> GPT:
         s, c, t, heads, kv_heads = choice
-        check_sequence_cut(s, c, zigzag=True)
         check_divides(kv_heads, "num_heads", heads, parts_name="num_kv_heads")
-        check_divides(t, "num_kv_heads", kv_heads)
-        return GPT(1, heads * HEAD_SIZE, s, 1, heads, num_query_groups=kv_heads)
+        model = GPT(1, heads * HEAD_SIZE, s, 1, heads, num_query_groups=kv_heads)
+        ParallelConfig(1, tp_size=t, cp_size=c).check_model(model)
+        return model
+
+    def _worded(self, fault: str) -> str:
+        return super()._worded(fault).replace("num query groups", "kv heads").replace("num attention heads", "heads")
 
     def _parts(self) -> Parts:
         s, c, t, heads, kv_heads = self.choice
@@ -41,8 +45,10 @@ class context_explorer(Explorer):
             sizes = [sum(message.sent_bytes for message in each) for each in both]
             facts = [" + ".join(str(len(each)) for each in both), *map(bytes_text, sizes)]
             said = bytes_text(sum(sizes))
-            if way == "ulysses" and kv_heads % (c * t):
-                facts, said = [f"c · t = {c * t} must divide the kv heads", "", ""], "does not fit"
+            try:
+                ParallelConfig(1, tp_size=t, cp_size=c, context_parallel=way).check_shards(self.shown)
+            except Misfit as misfit:
+                facts, said = [self._worded(misfit.fault), "", ""], "does not fit"
             name = way.replace("ulysses", "Ulysses")
             rows.append([name, *facts])
             sums.append(f"{name} <b>{said}</b>")

@@ -10,7 +10,6 @@ from course.pictures.style import bytes_text, three_digits
 from course.sizing import DGX_A100, DGX_H100, Plan, step_time
 from course.sizing.fully_sharded import Sharding, sharding
 from course.table import Table
-from labkit.partition import check_divides
 
 DENSE = {name: model for name, model in MODELS.items() if not model.num_experts}
 SLOW = replace(DGX_H100, name="8 H100, 100 Gb/s a node", network_bytes_per_second=100e9 / 8 / 8)
@@ -37,10 +36,11 @@ class stage_explorer(Explorer):
     keeps = "model", "cluster"
 
     def _fit(self, choice) -> Plan:
-        check_divides(choice.shard_size, "world_size", choice.world_size, parts_name="shard_size")
         n, b, batch = choice.world_size, choice.micro_batch_size, choice.num_micro_batches * choice.micro_batch_size
         options = dict(micro_batch_size=b, recompute=choice.recompute, fused_attention=True, zero_stage=3)
-        return Plan(DENSE[choice.model], n, n * batch, **options)
+        plan = Plan(DENSE[choice.model], n, n * batch, **options)
+        plan.layout.check_shard_size(choice.shard_size)
+        return plan
 
     def _parts(self) -> Parts:
         plan, hardware = self.shown, CLUSTERS[self.choice.cluster]

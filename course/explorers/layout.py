@@ -103,7 +103,7 @@ class layout_explorer(Explorer):
         return ParallelLayout(n, t, p, c, order, ep_size=ep, expert_tp_size=t if etp == AS_TP else etp)
 
     def _why(self, choice) -> str:
-        return super()._why(choice).replace("world_size/pipeline p", "n/p")
+        return super()._why(choice).replace("n/pipeline p", "n/p")
 
     def _parts(self) -> Parts:
         layout, per_node = self.shown, self.choice.gpus_per_node

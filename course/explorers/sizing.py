@@ -25,11 +25,11 @@ from course.sizing import (
     search,
     step_time,
 )
-from course.sizing.folded import FOLDED
 from course.sizing.plan import uneven_stages
 from course.sizing.runs import LLAMA_8B, LLAMA_70B, LLAMA_405B
 from course.sizing.runs_of_2021 import table_1
 from course.sizing.shapes import DEEPSEEK_V3, MIXTRAL_8X22B, QWEN3_30B_A3B
+from labkit.parallel_config import V_SHAPED
 from labkit.shape import GPT
 
 MODELS = {f"{row.billions:g} billion": row.plan.model for row in table_1()}
@@ -80,7 +80,7 @@ class sizing_explorer(Explorer):
         ("recompute", menu, "recompute", RECOMPUTE, "full"),
         ("billion_tokens", slider, "tokens, 10⁹", BILLION_TOKENS, 300),
         ("zero_stage", menu, "ZeRO stage", (0, 1, 2, 3), 0),
-        ("schedule", menu, "schedule", (ONE_F_ONE_B, *FOLDED), ONE_F_ONE_B),
+        ("schedule", menu, "schedule", (ONE_F_ONE_B, *V_SHAPED), ONE_F_ONE_B),
         ("failures", menu, "failures", FAILURES, "not counted"),
         ("ep_size", slider, "expert ep", EP_SIZES, 1),
         ("expert_tp_size", slider, "expert etp", ETP_SIZES, 1),

@@ -54,7 +54,7 @@ class Layouts(Explorer):
         rows, m = rows_of_replica(config.batch_size, layout.dp_size, 0), config.num_micro_batches(NUM_RANKS)
         says = f"p · t · d = {layout.pp_size} · {layout.tp_size} · {layout.dp_size} = {NUM_RANKS}; each replica takes "
         says += f"{len(rows)} of {config.batch_size} rows, in {counted(m, 'micro-batch')}"
-        stages, split = config.make_schedule(NUM_RANKS).stages, config.layers_per_stage
+        stages, split = config.make_schedule(NUM_RANKS).stages, config.layers_per_stage(config.num_layers)
         held = [[layers_of_stage(sum(split), stage, len(split), split) for stage in mine] for mine in stages]
         return Parts([draw_holdings(layout, config.num_layers, config.batch_size, traffic, held)], says)
 

@@ -12,7 +12,8 @@ from course.communication import Communication, CommunicationLog, communication_
 from course.measure.fake_trainer import FakeTrainer, fake_tensors, fake_world
 from labkit.grid import check_index
 from labkit.groups import AXES_OF_GROUP
-from labtrain.config import V_SHAPED, TrainConfig
+from labkit.parallel_config import V_SHAPED
+from labtrain.config import TrainConfig
 from labtrain.estimate import what_a_rank_holds
 from labtrain.memory_estimate import MemoryEstimate
 
@@ -48,7 +49,7 @@ def dry_run(config: TrainConfig, world_size: int, rank: int = 0) -> DryRun:
 
     >>> run = dry_run(TrainConfig(tp_size=2, batch_size=64), world_size=1024, rank=1000)
     Traceback (most recent call last):
-    ValueError: dp_size=512 * micro_batch_size=4 does not divide batch_size=64: use batch_size 2048
+    labkit.sizes.Misfit: dp_size=512 * micro_batch_size=4 = 2048 does not divide batch_size=64: use batch_size 2048
 
     Raises:
         ValueError: the sizes do not fit together, or not these ranks; or this process is itself a rank of a world.
@@ -58,6 +59,7 @@ def dry_run(config: TrainConfig, world_size: int, rank: int = 0) -> DryRun:
         raise ValueError("this process is a rank of a running world: call dry_run in one that is not")
     quiet: dict = dict(checkpoint_dir=None, resume=False, save_interval=0, keep=0, async_save=False, eval_interval=0)
     config = replace(config.resize_to(world_size), **quiet)
+    config.parallel.check(config.shape, world_size)
     layout, m, p = config.layout(world_size), config.num_micro_batches(world_size), config.pp_size
     _, held = what_a_rank_holds(config, world_size, layout.coords(rank).pp)
     few = _FEW * p * (2 if config.schedule in V_SHAPED else 1)

@@ -5,7 +5,7 @@ from unittest.mock import patch
 from course.museum.faults import Fault
 from labkit import expert_parallel, gradients
 from labkit.expert_parallel import Experts, Router, layer
-from labkit.placement import Placement, placement_of
+from labkit.placement import Placement
 from labkit.tensor_parallel import shards
 
 
@@ -20,7 +20,7 @@ def norm_without_experts():
     right = gradients.loss_and_grad_norm
 
     def loss_and_grad_norm(loss_share, parameters, groups):
-        dense = [each for each in parameters if placement_of(each).replica_group is None]
+        dense = {p: placement for p, placement in parameters.items() if placement.replica_group is None}
         return right(loss_share, dense, groups)
 
     gradients.loss_and_grad_norm = loss_and_grad_norm
@@ -30,7 +30,7 @@ def norm_of_a_ranks_own_experts():
     right = gradients.loss_and_grad_norm
 
     def loss_and_grad_norm(loss_share, parameters, groups):
-        dense = [each for each in parameters if placement_of(each).replica_group is None]
+        dense = {p: placement for p, placement in parameters.items() if placement.replica_group is None}
         here, ep_ranks = groups.ep.rank(), range(groups.ep.size())
         of_ranks = [right(loss_share, parameters if each == here else dense, groups) for each in ep_ranks]
         return of_ranks[here]  # the experts of the other ranks of ep are not in its norm
@@ -44,9 +44,7 @@ def experts_tagged_as_dense():
     def init(self, sizes, groups, *args, **factory):
         right(self, sizes, groups, *args, **factory)
         if groups.ep.size() == 1:  # "no expert parallelism, so these are parameters like any other"
-            self.set_placements(
-                up=Placement(placement_of(self.up).shards), down=Placement(placement_of(self.down).shards)
-            )
+            self.placements = {name: Placement(placement.shards) for name, placement in self.placements.items()}
 
     Experts.__init__ = init
 
@@ -97,9 +95,10 @@ def recomputation_counts_too():
 def every_rank_loads_the_first_experts():
     right = layer.draw
 
-    def draw(weight, init_method):
-        with patch.object(shards, "shard_like", lambda whole, weight: whole[: len(weight)]):
-            return right(weight, init_method)
+    def draw(experts, name, init_method):
+        num_local = len(getattr(experts, name))
+        with patch.object(shards, "shard_like", lambda whole, _: whole[:num_local]):
+            return right(experts, name, init_method)
 
     layer.draw = draw
 

@@ -22,7 +22,7 @@ from labkit.data_parallel import DataParallel
 from labkit.expert_parallel import LoadBalancing, MoELayer
 from labkit.groups import ProcessGroups, init_groups
 from labkit.layout import ParallelLayout
-from labkit.placement import PlacedModule, Placement
+from labkit.placement import Placement, placed_parameters, placements
 from labkit.tensor_parallel import shard_like
 from labtrain.model import normal
 
@@ -38,14 +38,14 @@ LAYOUTS = (
 """In the first, an expert has fewer copies than there are losses; in the second, more."""
 
 
-class Dense(PlacedModule):
+class Dense(nn.Module):
     """A linear layer that all ranks have whole."""
 
     def __init__(self, groups: ProcessGroups):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(HIDDEN, HIDDEN, dtype=torch.float64))
         normal("dense", 0, 0.5)(self.weight.data)
-        self.set_placements(weight=Placement(copy_groups=(groups.tp,)))
+        self.placements = {"weight": Placement(copy_groups=(groups.tp,))}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + F.linear(x, self.weight)
@@ -115,9 +115,9 @@ def seen_in(layout: ParallelLayout, expected: ExpertRun) -> ExpertSeen:
     """Train in one layout."""
     with init_groups(layout) as groups:
         model = TinyMixture(groups)
-        run, parameters = train(model, groups), dict(model.named_parameters())
+        run, placed = train(model, groups), placements(model)
         start, first = (
-            compare(found, {name: shard_like(whole[name], parameter) for name, parameter in parameters.items()})
+            compare(found, {name: shard_like(whole[name], placement) for name, placement in placed.items()})
             for found, whole in ((run.weights, expected.weights), (run.gradients, expected.gradients))
         )
         experts = fingerprint(grad for name, grad in run.gradients.items() if ".experts." in name)
@@ -135,7 +135,7 @@ def micro_batches(step: int, groups: ProcessGroups) -> Iterator[tuple[torch.Tens
 
 def train(model: TinyMixture, groups: ProcessGroups) -> ExpertRun:
     """Run all steps on this rank, by plain gradient descent."""
-    replica, parameters = DataParallel(model, groups.dp_cp), list(model.parameters())
+    replica, parameters = DataParallel(model, groups.dp_cp), placed_parameters(model)
     losses, norms, auxiliary, counted, biases = [], [], [], [], []
     start, first = weights(model), {}
     for step in range(STEPS):

@@ -113,7 +113,7 @@ def gradient_norm_per_stage():
 
     def loss_and_grad_norm(loss_share, parameters, groups, *more):
         stages, here = range(groups.layout.pp_size), groups.coords.pp
-        of_stages = [right(loss_share, parameters if stage == here else [], groups, *more) for stage in stages]
+        of_stages = [right(loss_share, parameters if stage == here else {}, groups, *more) for stage in stages]
         return of_stages[here]  # the other stages' gradients are not in its norm
 
     trainer.loss_and_grad_norm = loss_and_grad_norm
@@ -121,7 +121,9 @@ def gradient_norm_per_stage():
 
 def copies_counted_twice_in_the_norm():
     right = gradients.copy_groups_of
-    gradients.copy_groups_of = lambda p, groups: [group for group in right(p, groups) if group is not groups.tp]
+    gradients.copy_groups_of = lambda placement, groups: [
+        group for group in right(placement, groups) if group is not groups.tp
+    ]
 
 
 def same_mask_on_every_shard():

@@ -5,12 +5,11 @@ from torch import nn
 
 from course.museum.faults import Fault
 from labkit import gradients, pipeline
-from labkit.placement import placement_of
 from labtrain import build
 
 
 def replicas_counted_in_the_norm():
-    gradients.copy_groups_of = lambda p, groups: placement_of(p).copy_groups  # as if every rank had a shard of its own
+    gradients.copy_groups_of = lambda placement, _: placement.copy_groups  # as if every rank had a shard of its own
 
 
 def sends_on_every_micro_batch():
@@ -26,9 +25,12 @@ def optimizer_made_before_sharding():
     right = build.FullyShardedDataParallel
 
     def wrapped(model, *args, **options):
-        before = [nn.Parameter(torch.empty(p.shape, dtype=p.dtype)) for p in model.parameters()]
+        before = [
+            (f"module.{name}", nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype)))
+            for name, parameter in model.named_parameters()
+        ]
         chunk = right(model, *args, **options)
-        chunk.parameters = lambda recurse=True: iter(before)  # no longer the model's
+        chunk.named_parameters = lambda *_, **__: iter(before)  # no longer the model's
         return chunk
 
     build.FullyShardedDataParallel = wrapped

@@ -18,8 +18,9 @@ from course.communication import CommunicationLog, communication_log
 from course.parity import Difference, compare, gradients, weights
 from labkit.groups import ProcessGroups, init_groups
 from labkit.layout import ParallelLayout
+from labkit.placement import placements
 from labkit.shape import GPT
-from labkit.tensor_parallel import shard_like, shard_of, vocabulary
+from labkit.tensor_parallel import shard_like, vocabulary
 from labtrain import TrainConfig, Trainer
 from labtrain.build import build
 
@@ -45,7 +46,7 @@ SHARDING_CONFIG = replace(CONFIG, tp_size=1, pp_size=1, micro_batch_size=1, zero
 NUM_MICRO_BATCHES = CONFIG.num_micro_batches(LAYOUT.world_size)  # 3: not the size of any axis
 
 
-def gradient_descent(config: TrainConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def gradient_descent(config: TrainConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters)  # AdamW would hide a gradient that is too large as a whole
 
 
@@ -120,12 +121,12 @@ def on_rank(apply: Callable[[], None], expected: Run, config: TrainConfig) -> Se
         trainer = TinyTrainer(config, groups)
         with communication_log() as log:
             run = train(trainer)
-        parameters = dict(trainer.models[0].named_parameters())
+        placed = placements(trainer.models[0])
 
         def alike(found: dict, whole: dict) -> tuple[dict, dict]:
             if config.zero_stage:
                 return joined(found, groups.shard, whole), whole
-            return found, {name: shard_like(whole[name], p) for name, p in parameters.items()}
+            return found, {name: shard_like(whole[name], placement) for name, placement in placed.items()}
 
         start, first = alike(run.weights, expected.weights), alike(run.gradients, expected.gradients)
         hidden, heads = map(fingerprint, dropout_masks(groups)) if config.tp_size > 1 else ("", "")
@@ -134,7 +135,7 @@ def on_rank(apply: Callable[[], None], expected: Run, config: TrainConfig) -> Se
             run.norms,
             compare(*start),
             compare(*first),
-            fingerprint([first[0][name] for name, parameter in parameters.items() if shard_of(parameter) is None]),
+            fingerprint([first[0][name] for name, placement in placed.items() if not placement.shards]),
             hidden,
             heads,
             sharding(trainer, log) if config.zero_stage else None,

@@ -17,6 +17,7 @@ from course.pictures.fully_sharded import draw_moments
 from course.pictures.layout import draw_layout
 from course.pictures.runs import draw_runs
 from course.pictures.sharding import draw_cut
+from course.pictures.standstill import draw_questions
 from course.pictures.three_axes import draw_holdings
 from course.pictures.timeline import draw_timelines
 from course.pictures.transformer import draw_embedding, draw_pair, draw_transformer_layer
@@ -69,6 +70,7 @@ FIGURES = {
     "context_parallel": lambda: ring_steps(4)[1],
     "fully_sharded": lambda: draw_moments(moments([2**22] * 4, 4), 3 * 2**22, "Four layers on four ranks, predicted"),
     "planning": draw_runs,
+    "standstill": draw_questions,
     "experts": lambda: routing_steps(route(drawn_logits(4, 4, 8), top_k=2))[3],
 }
 

@@ -7,8 +7,9 @@ from course.pictures.parts import titled
 from course.pictures.scene import WIDTH, Look, Scene, box, label
 from course.pictures.style import FRAME_FILL, GREY, IDLE, MUTED, three_digits, tint
 from course.sizing import Candidate, Hardware, Plan, fullest, step_time
-from course.sizing.plan import Misfit, uneven_stages
+from course.sizing.plan import uneven_stages
 from course.table import Table
+from labkit.sizes import Misfit
 
 TP_SIZES = (1, 2, 4, 8, 16, 32)
 PP_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 16, 20, 21, 24, 30, 32, 35, 40, 48, 64)
@@ -66,8 +67,7 @@ def _cell(plan: Plan, t: int, p: int, hardware: Hardware, num_tokens: float) -> 
         split = uneven_stages(plan.model.num_layers, p * plan.num_chunks) if plan.stage_layers else None
         plan = replace(plan, tp_size=t, pp_size=p, stage_layers=split)
     except Misfit as misfit:
-        why = str(misfit).partition(": use")[0]
-        return "–", f"{sizes}: {why}", inf, Look(fill=IDLE, means="sizes do not divide")
+        return "–", f"{sizes}: {misfit.fault}", inf, Look(fill=IDLE, means="sizes do not divide")
     held, has = three_digits(fullest(plan).total / 1e9), f"{hardware.memory_bytes / 1e9:.0f}"
     if fullest(plan).total > hardware.memory_bytes:
         look = Look(fill=FRAME_FILL, edge=GREY, dashed=True, ink=MUTED, means="too large for a GPU")

@@ -79,7 +79,7 @@ def _labkit(plan: Plan) -> tuple[dict[str, object], dict[str, bool]]:
         said[name] = getattr(plan, name)
     said |= {"context_parallel": plan.context_parallel if plan.cp_size > 1 else None, "stage_layers": plan.stage_layers}
     said |= {"schedule": plan.schedule or "interleaved", "num_chunks": v} if v > 1 else {}
-    said |= {"recompute": plan.recompute == "full", "precision": "bfloat16"}
+    said |= {"recompute": "full" if plan.recompute == "full" else None, "precision": "bfloat16"}
     said |= {"ep_size": plan.ep_size, "expert_tp_size": plan.expert_tp_size} if model.num_experts else {}
     options: dict[str, object] = {}
     for name, value in said.items():

@@ -5,14 +5,15 @@ rank has b (s/c) tokens, and of each token h/t numbers of queries and 2 kv/t of 
 query groups. Sources: arXiv 2310.01889 (ring), 2309.14509 (Ulysses), 2407.21783 (all-gather).
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from course.sizing.ring import bus_factor
 from course.sizing.shapes import query_size
+from labkit.parallel_config import ParallelConfig
 from labkit.partition import tokens_of_rank
 from labkit.shape import GPT
 
-CONTEXT_PARALLEL = ("ring", "ulysses", "all_gather")
+CONTEXT_PARALLEL = get_args(ParallelConfig.__annotations__["context_parallel"])
 
 
 class Message(NamedTuple):

@@ -1,9 +1,12 @@
 """The FLOPs of a training step, and the days that a run takes."""
 
+from typing import get_args
+
 from course.sizing.shapes import query_size
+from labkit.parallel_config import ParallelConfig
 from labkit.shape import GPT
 
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = get_args(ParallelConfig.__annotations__["recompute"])
 """What backward computes again instead of keeping: nothing, the core of the attention, or whole layers."""
 
 

@@ -1,19 +1,11 @@
 """What the schedules of a V cost: the idle time of their ranks, and how many chunks' activations a rank holds."""
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
 from course.sizing.simulated import simulate
-from labkit.schedules import Schedule, dualpipe_v, v_half, v_min, zero_bubble_v
+from labkit.parallel_config import SCHEDULES, ScheduleName
 
-FOLDED: dict[str, Callable[[int, int], Schedule]] = {
-    "zero-bubble-v": zero_bubble_v,
-    "v-half": v_half,
-    "v-min": v_min,
-    "dualpipe-v": dualpipe_v,
-}
-"""By the names that `labtrain` has for them."""
 UNITS = 6
 """What a rank does of a micro-batch: forward, backward and weight gradient of two chunks, each taken as one unit."""
 
@@ -46,7 +38,7 @@ def is_known(name: str, pp_size: int, num_micro_batches: int) -> bool:
     return num_micro_batches >= 2 * pp_size and pp_size < 2 + len(IDLE["v-min"])
 
 
-def folded(name: str, pp_size: int, num_micro_batches: int) -> Folded:
+def folded(name: ScheduleName, pp_size: int, num_micro_batches: int) -> Folded:
     """Return the counts of a schedule.
 
     >>> folded("v-half", 4, 100)
@@ -60,8 +52,9 @@ def folded(name: str, pp_size: int, num_micro_batches: int) -> Folded:
 
 
 @lru_cache(maxsize=256)
-def count_folded(name: str, pp_size: int, num_micro_batches: int) -> Folded:
+def count_folded(name: ScheduleName, pp_size: int, num_micro_batches: int) -> Folded:
     """Make the schedule, and count."""
-    schedule = FOLDED[name](pp_size, m := min(num_micro_batches, 2 * pp_size))
+    m = min(num_micro_batches, 2 * pp_size)
+    schedule = SCHEDULES[name](pp_size, m, 2)
     makespan = round(simulate(schedule, UNITS / 3, 2 * UNITS / 3).makespan_seconds)
     return Folded(makespan - UNITS * m, max(map(schedule.peak_in_flight, range(pp_size))))

@@ -221,7 +221,7 @@ def _sharing(plan: Plan, shard_size: int | None, experts: bool) -> tuple[int, in
     if plan.pp_size > 1:
         raise ValueError(f"pp_size={plan.pp_size}: sharding is modelled without a pipeline, use pp_size=1")
     if shard_size is not None:
-        plan.layout.shard_groups(shard_size)  # which checks it
+        plan.layout.check_shard_size(shard_size)
     size, f = plan.dp_cp_size, shard_size or plan.dp_cp_size
     if not experts:
         return size, f, plan.tp_size

@@ -6,26 +6,27 @@ all candidates that share them are out for the same reason. What is left is weig
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 from course.sizing.flops import RECOMPUTE
-from course.sizing.folded import FOLDED, is_known
+from course.sizing.folded import is_known
 from course.sizing.hardware import Hardware
-from course.sizing.plan import CHECKS, Misfit, Plan, check_value, uneven_stages
+from course.sizing.plan import NotModelled, Plan, uneven_stages
 from course.sizing.stage_memory import MemoryEstimate, full_stages, fullest, stage_activation_bytes, states
 from course.sizing.step_seconds import Shared, StepTime, passes_seconds, shared_parameters, step_time, update_seconds
+from labkit.parallel_config import V_SHAPED
 from labkit.shape import GPT
-from labkit.sizes import divisors, either
+from labkit.sizes import Misfit, divisors, either
 
 AXES = (
     "tp_size", "cp_size", "pp_size", "ep_size", "expert_tp_size", "num_chunks", "schedule", "micro_batch_size",
     "recompute", "zero_stage",
 )  # fmt: skip
-"""What a search decides, in the order of `course.sizing.plan.CHECKS`."""
+"""What a search decides, in this order."""
 DECIDED = "model", "world_size", "batch_size"
 LETTERS: dict[str, str] = dict(zip(AXES, ("t", "c", "p", "ep", "etp", "v", "schedule", "b", "recompute", "zero")))
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Plan)}
@@ -75,6 +76,7 @@ def search(
     ``choices`` are fields of `Plan`: one value, or a list of those to try. What is not given has those of `usual`, or
     Plan's default. ``memory_share`` of a GPU may be planned; the rest is for what `memory` does not count. Where p v
     does not divide the layers, ``uneven`` gives the stages about as many, and the embedding and the loss count as one.
+    What fits together, each plan's `ParallelConfig` says.
 
     Raises:
         ValueError: something that no choice could mend, such as a model without attention heads.
@@ -94,7 +96,8 @@ def search(
             raise ValueError(f"{name}={given!r} is not a choice of a search: use {', '.join(known)}")
         several = isinstance(given, Iterable) and not isinstance(given, str)
         if several or name in AXES:
-            lists[name] = [check_value(name, value) for value in (given if several else [given])]
+            values = given if several else [given]
+            lists[name] = [_partial_plan(fixed | {name: value}).__dict__[name] for value in values]
             if not lists[name]:
                 raise ValueError(f"{name}=[] leaves nothing to try: give one value or more")
         else:
@@ -115,11 +118,69 @@ def usual(name: str, fixed: Mapping[str, Any], fused_attention: bool, tp_size: i
         "ep_size": [size for size in divisors(experts) if size in sizes] if experts else (1,),
         "expert_tp_size": (None,) if not experts else (1,) if tp_size == 1 else (1, tp_size),
         "num_chunks": (1, 2, 3, 4),
-        "schedule": (None, *FOLDED),
+        "schedule": (None, *V_SHAPED),
         "micro_batch_size": (1, 2, 4, 8, 16),
         "recompute": RECOMPUTE,
         "zero_stage": (0, 1, 2, 3),
     }[name]
+
+
+def _partial_plan(given: Mapping[str, Any]) -> Plan:
+    """Return a plan whose values are right on their own, whether or not they fit together."""
+    plan = object.__new__(Plan)
+    plan.__dict__.update(DEFAULTS | dict(given))
+    plan.check_values()
+    return plan
+
+
+def _check_shards(plan: Plan) -> None:
+    plan.parallel.check_shards(plan.model)
+    plan.parallel.check_sequence(plan.model.seq_length)
+
+
+def _check_grid(plan: Plan) -> None:
+    plan.parallel.grids(plan.world_size)
+    plan.check_attention()
+
+
+def _check_experts(plan: Plan) -> None:
+    plan.parallel.check_experts(plan.model)
+    plan.__dict__["layout"] = plan.parallel.grids(plan.world_size)  # no later axis changes it
+
+
+def _check_stages(plan: Plan) -> None:
+    plan.check_chunks()
+    plan.parallel.check_stages(plan.model.num_layers)
+
+
+def _check_batch(plan: Plan) -> None:
+    plan.parallel.check_batch(plan.layout)
+    plan.parallel.check_num_micro_batches(plan.num_micro_batches)
+    plan.check_rounds()
+    _check_known(plan)
+
+
+def _check_known(plan: Plan) -> None:
+    m = plan.num_micro_batches
+    if plan.schedule and not is_known(plan.schedule, plan.pp_size, m):
+        raise NotModelled(
+            "a search tries a V with 2 * pp_size micro-batches or more, on up to 32 ranks",
+            f"schedule={plan.schedule!r} has {m} micro-batches for pp_size={plan.pp_size}",
+            "use schedule=None, or ask step_time",
+        )
+
+
+_CHECKS: dict[str, Callable[[Plan], None]] = {
+    "cp_size": _check_shards,
+    "pp_size": _check_grid,
+    "expert_tp_size": _check_experts,
+    "num_chunks": _check_stages,
+    "schedule": Plan.check_folds,
+    "micro_batch_size": _check_batch,
+    "recompute": lambda plan: plan.parallel.check_recompute(plan.fused_attention),
+    "zero_stage": lambda plan: plan.parallel.check_zero(),
+}
+"""What is asked of a plan as soon as an axis is decided, too. Later ones have their defaults then, which fit."""
 
 
 class Found:
@@ -131,8 +192,9 @@ class Found:
         self._axes = [*(name for name in lists if name not in AXES), *AXES]
         self._choices: dict[str, Sequence[Any]] = {}
         self._left: list[int] = []  # at each axis: the candidates that one of its choices stands for
-        self._plan = object.__new__(Plan)  # as far as it is decided
-        self._plan.__dict__.update(DEFAULTS | fixed)
+        self._plan = _partial_plan(fixed)  # as far as it is decided
+        self._undecided = {name: {after: DEFAULTS[after] for after in self._axes[place + 1 :]}
+                           for place, name in enumerate(self._axes)}  # fmt: skip
         self._held: dict[tuple[int, int], float] = {}
         self._shared: Shared | None = None
         self._counts, self.fitting = Counter[str](), list[Candidate]()
@@ -172,12 +234,12 @@ class Found:
             if value not in tried:
                 raise ValueError(f"{name}={value!r} was not tried: use {either(tried)}")
             asked[name] = value
+        split = self._stage_layers(asked["pp_size"], asked["num_chunks"])
         try:
-            for name, value in asked.items():
-                self._fix(name, value)
+            plan = Plan(**self._fixed, **asked, stage_layers=split)
+            _check_known(plan)
         except Misfit as misfit:
             return Candidate(asked, self.hardware, rejected=misfit.with_traceback(None))
-        plan = replace(self._plan)
         needed = fullest(plan)
         rejected = _too_large(plan, needed, self.limit) if needed.total > self.limit else None
         seconds = None if rejected else step_time(plan, self.hardware).total
@@ -207,24 +269,21 @@ class Found:
     def _fix(self, name: str, value: Any) -> None:
         """Decide an axis; raise Misfit if what is decided so far does not fit together."""
         plan = self._plan
-        plan.__dict__[name] = value
+        for each in (plan, plan.parallel):
+            each.__dict__.update(self._undecided[name])
+            each.__dict__[name] = value
+        plan.parallel.__dict__["schedule"] = plan.schedule_name
         if name == "num_chunks":
-            num_layers, num_stages = plan.model.num_layers, plan.pp_size * plan.num_chunks
-            plan.__dict__["stage_layers"] = uneven_stages(num_layers, num_stages) if self.uneven else None
+            split = self._stage_layers(plan.pp_size, plan.num_chunks)
+            for each in (plan, plan.parallel):
+                each.__dict__["stage_layers"] = split
         elif name == "schedule":
             self._held, self._shared = {}, None
-        if name in CHECKS:
-            CHECKS[name](plan)
-        if (
-            name == "micro_batch_size"
-            and plan.schedule
-            and not is_known(plan.schedule, plan.pp_size, m := plan.num_micro_batches)
-        ):
-            raise Misfit(
-                "a search tries a V with 2 * pp_size micro-batches or more, on up to 32 ranks",
-                f"schedule={plan.schedule!r} has {m} micro-batches for pp_size={plan.pp_size}",
-                "use schedule=None, or ask step_time",
-            )
+        if name in _CHECKS:
+            _CHECKS[name](plan)
+
+    def _stage_layers(self, pp_size: int, num_chunks: int) -> Sequence[int] | None:
+        return uneven_stages(self._fixed["model"].num_layers, pp_size * num_chunks) if self.uneven else None
 
     def _weigh(self) -> None:
         """Weigh and time the candidates that differ in ZeRO's stage only, which activations and passes do not."""
@@ -246,6 +305,7 @@ class Found:
             seconds = sum(passes[0].values()) + sum(update)
             found = object.__new__(Plan)
             found.__dict__.update(plan.__dict__)
+            del found.__dict__["parallel"]  # which goes on changing: it makes its own
             choice = {name: plan.__dict__[name] for name in self._axes}
             self.fitting.append(Candidate(choice, self.hardware, found, needed, seconds))
 

@@ -56,6 +56,20 @@ def blockwise_attention(
 
 
 class _Blockwise(torch.autograd.Function):
+    """softmax(Q K^T) V for this rank's Q, over the keys and values of all ranks.
+
+    Communication, if a rank's keys and values have n bytes; queries and outputs stay where they
+    are:
+
+    - forward: each rank's keys and values get to all others; a rank sends (c - 1) n.
+    - backward: they are not kept, so they are sent again, (c - 1) n. Then each rank has a part of
+      the gradient of all keys and values, and their sums get to the ranks that these come from: as
+      many bytes, in float32 or better, or n more around a ring.
+
+    ``kv_of_ranks`` and ``kv_gradients`` decide the way: a ring, or one all-gather and one
+    reduce-scatter.
+    """
+
     @staticmethod
     def forward(ctx: Any, q, k, v, group, causal, zigzag, kv_of_ranks, kv_gradients):
         ctx.group = group

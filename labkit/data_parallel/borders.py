@@ -34,7 +34,7 @@ class SavedTensors(saved_tensors_hooks):
 def lies_in(x, buffers: list[torch.Tensor]) -> bool:
     if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
         return False
-    return any(x.untyped_storage()._cdata == each.untyped_storage()._cdata for each in buffers)
+    return any(x.untyped_storage()._cdata == buffer.untyped_storage()._cdata for buffer in buffers)
 
 
 def _without_graph(x: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -70,11 +70,8 @@ def on_exit(inputs: list[torch.Tensor], call: Callable[[], None]) -> None:
     computes them.
     """
 
-    def once(
-        grads,
-    ) -> (
-        None
-    ):  # torch's hook keeps the nodes that keep it, and with them the graph, until it is removed
+    def once(grads) -> None:
+        # Torch's hook keeps the nodes that keep it, and with them the graph, until it is removed.
         watch.remove()
         call()
 
@@ -87,7 +84,7 @@ def outputs_to_watch(module: nn.Module, outputs: list[torch.Tensor], output) -> 
     objects = [
         x for x in tree_leaves(output) if hasattr(x, "__dict__") and not isinstance(x, torch.Tensor)
     ]
-    values = [value for each in (*objects, *module.modules()) for value in vars(each).values()]
+    values = [value for owner in (*objects, *module.modules()) for value in vars(owner).values()]
     outputs = outputs + [x for x in values if _needs_grad(x) and not x.is_leaf]
     # An in-place op on a view gives it a new autograd node; its base keeps its own.
     return outputs + [
@@ -117,7 +114,7 @@ METADATA = [
 METADATA.append(torch.Tensor.untyped_storage)
 
 
-class Absent(torch.Tensor):
+class Missing(torch.Tensor):
     """Stands in for a parameter that is not gathered: only metadata, such as its dtype and device,
     can be read.
     """
@@ -128,7 +125,9 @@ class Absent(torch.Tensor):
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         if func in METADATA:
             return super().__torch_function__(func, types, args, kwargs)
-        refuse(next(each.why for each in tree_leaves((args, kwargs)) if isinstance(each, cls)))
+        refuse(
+            next(missing.why for missing in tree_leaves((args, kwargs)) if isinstance(missing, cls))
+        )
 
 
 def refuse(why: str, *_) -> NoReturn:

@@ -18,19 +18,17 @@ import torch.distributed as dist
 from torch import nn
 
 from labkit.collectives import all_gather_single, reduce_scatter_single
-from labkit.data_parallel.borders import Absent, refuse
+from labkit.data_parallel.borders import Missing, refuse
 from labkit.data_parallel.gradients import GroupsOf, average_over
 from labkit.data_parallel.replicas import grad_dtype_of, like
 from labkit.groups import local_device
 from labkit.placement import FlatShard, placement_of, set_placement
 
-ALIGNMENT_BYTES = (
-    64  # of each parameter, as torch allocates it alone: matmuls are as fast, and round the same
-)
-Places = dict[
-    nn.Parameter, list[tuple[nn.Module, str]]
-]  # parameter -> each module that has it, and its name there
-Form = Literal["whole", "shard", "absent"]
+# Of each parameter, as torch allocates it alone: matmuls are as fast, and round the same.
+ALIGNMENT_BYTES = 64
+# Parameter -> each module that has it, and its name there.
+Owners = dict[nn.Parameter, list[tuple[nn.Module, str]]]
+Form = Literal["unsharded", "shard", "missing"]
 
 
 @dataclass(eq=False)
@@ -40,9 +38,9 @@ class ShardedParameter:
     """
 
     shard: nn.Parameter  # [m], what this rank keeps and the optimizer updates
-    whole: nn.Parameter  # what the module computes with
-    absent: Absent  # what the module has while other units compute
-    places: list[tuple[nn.Module, str]]
+    unsharded: nn.Parameter  # what the module computes with
+    missing: Missing  # what the module has while other units compute
+    owners: list[tuple[nn.Module, str]]
     in_buffer: slice
     in_shard: slice
     has_grad: bool = False  # on this rank, since `assign_grads`
@@ -52,22 +50,29 @@ class FlatParameter:
     """Parameters of one kind, flattened into a buffer [n] that has memory only while gathered, and
     a shard [n/d].
 
-    Sharded parameters are views of the shard, whole ones of the buffer. Autograd saves the whole
-    ones for backward, so these tensors stay while their memory is freed and allocated again.
-    Micro-batches accumulate in ``sum``, reduced over this group, or in ``average``, reduced over
-    the replicas of hybrid sharding too.
+    Communication: `gather` all-gathers the shards into the buffer; `start_reduce` reduce-scatters
+    gradients laid out like the buffer, so each rank gets the sum of its shard; `start_average`
+    all-reduces that sum over the ranks with the same shard. In the first two a rank sends (d-1)/d n
+    numbers, in the last one 2(r-1)/r n/d for r replicas.
+
+    Sharded parameters are views of the shard, unsharded ones of the buffer. Autograd saves the
+    unsharded ones for backward, so these tensors stay while their memory is freed and allocated
+    again. Micro-batches accumulate in ``sum``, reduced over this group, or in ``average``, reduced
+    over the replicas of hybrid sharding too.
     """
 
-    def __init__(self, places: Places, groups: GroupsOf, unit: str):
-        first = next(iter(places))
-        self.groups, self.divisor = average_over(first, groups)
-        *self.replicas, self.group = self.groups
+    def __init__(self, owners: Owners, groups: GroupsOf, unit: str):
+        first = next(iter(owners))
+        self.groups, self.divisor = average_over(placement_of(*owners[first][0]), groups)
+        *self.replicas, self.group = self.groups  # the shard group is the last one
         self.is_trained = first.requires_grad
         self.grad_dtype = grad_dtype_of(first)
 
         # Parameters follow each other, each padded to the alignment; the last shard is padded too.
+        # With an alignment of 4, a of 5 and b of 3 numbers on 2 ranks: aaaaa... | bbb.
+        # On 3 ranks, the borders of shards fall inside a: aaaa | a... | bbb.
         align = ALIGNMENT_BYTES // first.element_size()
-        padded = [-(-p.numel() // align) * align for p in places]
+        padded = [-(-p.numel() // align) * align for p in owners]
         size = max(1, -(-sum(padded) // self.group.size()))  # of a shard
         self.offset = size * self.group.rank()
         device = local_device() if first.is_meta else first.device
@@ -75,8 +80,8 @@ class FlatParameter:
         self.shard = self.buffer.new_zeros(size)
         self.parameters: list[ShardedParameter] = []
         starts = accumulate(padded, initial=0)
-        for (p, places_of_p), start in zip(places.items(), starts):
-            self.parameters.append(self._divide(p, places_of_p, start, unit))
+        for (p, owners_of_p), start in zip(owners.items(), starts):
+            self.parameters.append(self._divide(p, owners_of_p, start, unit))
 
         self.num_changes = 0  # of the shard
         self.version = -1  # of the shard, when it was last gathered
@@ -85,29 +90,29 @@ class FlatParameter:
         self.pending_sum = self.sum = self.pending_average = self.average = None
 
     def _divide(
-        self, p: nn.Parameter, places: list[tuple[nn.Module, str]], start: int, unit: str
+        self, p: nn.Parameter, owners: list[tuple[nn.Module, str]], start: int, unit: str
     ) -> ShardedParameter:
         end = start + p.numel()
         in_buffer = slice(start, end)
         in_shard = slice(self._clamped(start - self.offset), self._clamped(end - self.offset))
-        whole = like(
-            p, self.buffer[in_buffer].view(p.shape).data
-        )  # .data: changes are invisible to autograd
+        # .data: autograd must not see that the buffer's memory changes.
+        unsharded = like(p, self.buffer[in_buffer].view(p.shape).data)
         if not p.is_meta:
-            whole.data.copy_(p)
+            unsharded.data.copy_(p)
         flat = FlatShard(p.shape, max(self.offset - start, 0), tuple(self.replicas))
         shard = like(p, self.shard[in_shard]) if p.is_meta else p
-        set_placement(shard, replace(placement_of(p), flat=flat))
+        for module, name in owners:
+            set_placement(module, name, replace(placement_of(module, name), flat=flat))
         shard.grad = None
         shard.data = self.shard[in_shard]
-        absent = shard.detach().as_subclass(Absent)
-        module, name = places[0]
+        missing = shard.detach().as_subclass(Missing)
+        module, name = owners[0]
         rule = f"is used outside the forward of {unit}, where each rank has only a shard of it"
         way_out = "use it inside, or leave the modules that use it to the root"
-        absent.why = f"{name} of {unit} (a {type(module).__name__}) {rule}: {way_out}"
+        missing.why = f"{name} of {unit} (a {type(module).__name__}) {rule}: {way_out}"
         if self.is_trained:
-            shard.register_post_accumulate_grad_hook(partial(refuse, absent.why))
-        return ShardedParameter(shard, whole, absent, places, in_buffer, in_shard)
+            shard.register_post_accumulate_grad_hook(partial(refuse, missing.why))
+        return ShardedParameter(shard, unsharded, missing, owners, in_buffer, in_shard)
 
     def _clamped(self, index: int) -> int:
         return min(max(index, 0), len(self.shard))
@@ -121,18 +126,9 @@ class FlatParameter:
         """Start to gather the shards unless that is done or started; ``refresh``: again if this
         rank's has changed.
         """
-        for each in self.parameters:
-            if each.shard.requires_grad != self.is_trained:
-                module, name = each.places[0]
-                now = "frozen" if self.is_trained else "trained"
-                raise ValueError(
-                    f"{name} of a {type(module).__name__} is now {now}: change that before "
-                    "you shard it"
-                )
-        # The wrapper counts optimizer steps; other in-place changes increment the parameter's
-        # `_version`.
-        version = self.num_changes + sum(each.shard._version for each in self.parameters)
+        self._check_still_trained()
         memory = self.buffer.untyped_storage()
+        version = self._shard_version()
         if memory.size() == 0 or (refresh and version != self.version):
             self.free()
             memory.resize_(self.buffer.nbytes)
@@ -140,6 +136,24 @@ class FlatParameter:
                 self.buffer, self.shard, group=self.group, async_op=True
             )
             self.version = version
+
+    def _check_still_trained(self) -> None:
+        for param in self.parameters:
+            if param.shard.requires_grad != self.is_trained:
+                module, name = param.owners[0]
+                now = "frozen" if self.is_trained else "trained"
+                raise ValueError(
+                    f"{name} of a {type(module).__name__} is now {now}: change that before "
+                    "you shard it"
+                )
+
+    def _shard_version(self) -> int:
+        """Return a number that every change of the shard increments.
+
+        The wrapper counts optimizer steps; other in-place changes increment the parameters'
+        ``_version``.
+        """
+        return self.num_changes + sum(param.shard._version for param in self.parameters)
 
     def wait(self) -> None:
         if self.gather_work is not None:
@@ -153,15 +167,15 @@ class FlatParameter:
     def start_reduce(self) -> None:
         """Start to reduce-scatter the gradients, divided before the sum lest it overflow."""
         gradients = torch.empty_like(self.buffer, dtype=self.grad_dtype)
-        for each in self.parameters:
-            view = gradients[each.in_buffer].view(each.whole.shape)
-            grad = each.whole.grad
+        for param in self.parameters:
+            view = gradients[param.in_buffer].view(param.unsharded.shape)
+            grad = param.unsharded.grad
             if grad is None:
                 view.zero_()
             else:
                 torch.div(grad.to_dense(), self.divisor, out=view)
-            each.has_grad |= grad is not None
-            each.whole.grad = None
+            param.has_grad |= grad is not None
+            param.unsharded.grad = None
         self.pending_sum = torch.empty_like(self.shard, dtype=self.grad_dtype)
         self.reduce_work = reduce_scatter_single(
             self.pending_sum, gradients, group=self.group, async_op=True
@@ -194,19 +208,19 @@ class FlatParameter:
     def assign_grads(self, on_any_rank: Iterable[float]) -> None:
         """Add the average to the gradients of the parameters whose flag is set."""
         assert self.average is not None
-        for each, has_grad in zip(self.parameters, on_any_rank):
+        for param, has_grad in zip(self.parameters, on_any_rank):
             if has_grad:
-                each.shard.grad = add(each.shard.grad, self.average[each.in_shard])
-            each.has_grad = False
+                param.shard.grad = add(param.shard.grad, self.average[param.in_shard])
+            param.has_grad = False
         self.average = None
 
     def reset(self) -> None:
         self.finish_reduce()
         self.finish_average()
         self.sum = self.average = None
-        for each in self.parameters:
-            each.whole.grad = None
-            each.has_grad = False
+        for param in self.parameters:
+            param.unsharded.grad = None
+            param.has_grad = False
 
 
 def add(total: torch.Tensor | None, more: torch.Tensor) -> torch.Tensor:

@@ -45,6 +45,19 @@ from labkit.sizes import check_size
 class FullyShardedDataParallel(DataParallelBase):
     """A module whose parameters, gradients and optimizer states are divided over the group.
 
+    Communication of a unit of n parameters, of b bytes each, over d ranks; each collective is
+    started early, and waited for where its result is needed:
+
+    1. Before forward: all-gather of the shards. Each rank sends and receives (d-1)/d n b bytes.
+       It starts one unit ahead (``prefetch``).
+    2. Before backward, if the unit was freed after forward: the same again, in reverse order.
+    3. After backward: reduce-scatter of the gradients. Each rank sends (d-1)/d n numbers, and keeps
+       the sum of its shard; that travels while the unit before computes.
+    4. Hybrid sharding only, after the last backward of a step: all-reduce of the shard of
+       gradients, n/d numbers, over the ``replicate_group``.
+    5. At the end of the last backward: all-reduce of one number for each parameter, whether a rank
+       has a gradient of it; then the first rank broadcasts the module's buffers.
+
     Outside of forward a parameter is this rank's flat shard of it, possibly empty: the same object
     as before, unless that was on the meta device. Use an element-wise optimizer (not Adafactor,
     Muon or L-BFGS). A gradient is a shard of the average that `DataParallel` makes, and None if it
@@ -69,8 +82,8 @@ class FullyShardedDataParallel(DataParallelBase):
             time.
         replicate_group: the ranks with the same shard (hybrid sharding); gradients are averaged
             over it too.
-        own_groups: for each ``replica_group`` of parameters, the replicate and the shard group to
-            use for them.
+        own_groups: for each ``replica_group`` of parameters, the replicate and the shard
+            group to use for them.
 
     Raises:
         ValueError: before any communication, if units are not in the module, contain each other or
@@ -92,11 +105,10 @@ class FullyShardedDataParallel(DataParallelBase):
     ):
         super().__init__(reduces_whole_units=True)
         self.prefetch = check_size("prefetch", prefetch, least=0)
-        if any(
-            isinstance(hook, Hook)
-            for each in module.modules()
-            for hook in each._forward_pre_hooks.values()
-        ):
+        hooks = [
+            hook for submodule in module.modules() for hook in submodule._forward_pre_hooks.values()
+        ]
+        if any(isinstance(hook, Hook) for hook in hooks):
             raise ValueError(
                 "this module is sharded already: load its state_dict into a new one, and shard that"
             )
@@ -105,25 +117,24 @@ class FullyShardedDataParallel(DataParallelBase):
         self.reshard_after_forward = reshard_after_forward
         self.groups = (group,) if replicate_group is None else (replicate_group, group)
         check_replicas(module, *self.groups)
-        names = {each: name for name, each in module.named_modules()}
+        names = {submodule: name for name, submodule in module.named_modules()}
         groups_of: GroupsOf = {None: self.groups, **(own_groups or {})}
-        made: dict[nn.Module, Unit] = {}
-        for each in reversed(
-            divided
-        ):  # the root last: its module contains the units, which are materialized by then
-            made[each] = Unit(names[each], each, divided[each], groups_of)
+        # The root last: its module contains the units, which are materialized by then.
+        made = {
+            unit_module: Unit(names[unit_module], unit_module, owners, groups_of)
+            for unit_module, owners in reversed(divided.items())
+        }
         self._root = made[module]
-        self._units = [made[each] for each in divided]
+        self._units = [*reversed(made.values())]
         self._backward_order = [self._root, *self._units[:0:-1]]
         self._flats = [flat for unit in self._units for flat in unit.flats]
         self._reducing: list[FlatParameter] = []  # whose reduce-scatters are in flight
-        self._idle_form: Form = (
-            "shard"  # of units that do not compute; "absent" during the root's forward
-        )
+        # Of units that do not compute; "missing" during the root's forward.
+        self._idle_form: Form = "shard"
         copy_from_first(module.buffers(), *self.groups)
-        for each, unit in made.items():
-            self._watch(each, unit)
-        self._wholes = {each.shard: each.whole for flat in self._flats for each in flat.parameters}
+        for unit_module, unit in made.items():
+            self._watch(unit_module, unit)
+        self._shards = {param.shard for unit in self._units for param in unit.parameters}
         weakref.finalize(
             self, register_optimizer_step_post_hook(Hook(self._after_optimizer_step)).remove
         )
@@ -136,10 +147,10 @@ class FullyShardedDataParallel(DataParallelBase):
         module.register_forward_hook(
             Hook(self._after_forward, unit), with_kwargs=True, always_call=True
         )
-        for flat in unit.flats:
-            if flat.is_trained:
-                for sharded in flat.parameters:
-                    sharded.whole.register_post_accumulate_grad_hook(Hook(self._grad_arrived, unit))
+        for param in unit.parameters:
+            if param.unsharded.requires_grad:
+                hook = Hook(self._grad_arrived, unit)
+                param.unsharded.register_post_accumulate_grad_hook(hook)
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
@@ -163,28 +174,25 @@ class FullyShardedDataParallel(DataParallelBase):
             assign_grads([flat for flat in flats if flat.groups == groups])
         copy_from_first(self.module.buffers(), *self.groups)
 
-    def whole(self, parameter: nn.Parameter) -> nn.Parameter:
-        return self._wholes[parameter]
-
     def state_dict(self, *args, **kwargs):
         """Return the plain module's state dict, whole on every rank. All ranks call this."""
-        with self._whole():
+        with self._all_unsharded():
             return copy.deepcopy(self.module.state_dict(*args, **kwargs))
 
     def load_state_dict(self, state_dict, strict: bool = True):
         """Load the plain module's state dict: each rank keeps its shards. All ranks call this."""
-        with self._whole():
+        with self._all_unsharded():
             result = self.module.load_state_dict(state_dict, strict)
             for flat in self._flats:
                 flat.keep_shard()
         return result
 
     @contextmanager
-    def _whole(self) -> Iterator[None]:
+    def _all_unsharded(self) -> Iterator[None]:
         try:
             for unit in self._units:
                 self._gather(unit, refresh=True)
-                unit.show("whole")
+                unit.show("unsharded")
             yield
         finally:
             for unit in self._units:
@@ -197,61 +205,70 @@ class FullyShardedDataParallel(DataParallelBase):
         )
 
     def _gather(self, unit: Unit, order: Sequence[Unit] = (), *, refresh: bool = False) -> None:
-        """Gather a unit, and start to gather the next ones in this order."""
+        """Gather a unit, and start to gather the next ones in this order.
+
+        The order is the same on all ranks, so their all-gathers meet.
+        """
         ahead = order[order.index(unit) + 1 :][: self.prefetch] if order else ()
-        for each in (unit, *ahead):
-            for flat in each.flats:
+        for gathered in (unit, *ahead):
+            for flat in gathered.flats:
                 flat.gather(refresh=refresh)
         for flat in unit.flats:
             flat.wait()
 
+    # -- forward ---------------------------------------------------------------------------------
+
+    def _begin_forward(self) -> None:
+        self._discard_failed_backward()
+        self._idle_form = "missing"
+        for unit in self._units:
+            unit.unwatch_saved_tensors()  # if the last forward was interrupted
+            unit.show("missing")
+
     def _before_forward(self, unit: Unit, module, args, kwargs):
-        if in_backward():  # recomputation, in a different order than forward
+        """Gather a unit, and watch for the two moments at which backward enters and leaves it."""
+        if in_backward():  # recomputation, in a different order than forward: nothing is prefetched
             self._start_backward(unit)
         else:
             if unit is self._root:
-                self._discard_failed_backward()
-                self._idle_form = "absent"
-                for each in self._units:
-                    each.unwatch_saved_tensors()  # if the last forward was interrupted
-                    each.show("absent")
+                self._begin_forward()
             self._gather(unit, self._units, refresh=True)
-            unit.show("whole")
+            unit.show("unsharded")
         unit.watch_saved_tensors(partial(self._before_backward, unit, unit.version))
-        if unit is self._root:
+        if unit is self._root:  # backward leaves it at the end
             return None
+        # Backward leaves the unit when its inputs have their gradients.
         (args, kwargs), inputs = marked((args, kwargs))
         on_exit(inputs, Hook(self._after_backward, unit))
         return args, kwargs
 
     def _after_forward(self, unit: Unit, module, args, kwargs, output):
+        """Free a unit, and watch its outputs: backward enters it when one gets a gradient."""
         unit.unwatch_saved_tensors()  # also after an exception
-        if in_backward():
+        if in_backward():  # recomputed: its part of backward is next
             return output
-        if unit is self._root:
+        is_root = unit is self._root
+        if is_root:
             self._idle_form = "shard"
-        for each in self._units if unit is self._root else (unit,):
-            each.show(self._idle_form)
+        for idle in self._units if is_root else (unit,):
+            idle.show(self._idle_form)
         output, outputs = marked(output)
         hook = partial(Hook(self._before_backward, unit), unit.version)
         register_multi_grad_hook(outputs_to_watch(module, outputs, output), hook, mode="any")
-        if (
-            output is None
-            or not torch.is_grad_enabled()
-            or (self.reshard_after_forward and unit is not self._root)
-        ):
+        has_no_backward = output is None or not torch.is_grad_enabled()
+        if has_no_backward or (self.reshard_after_forward and not is_root):
             unit.refuse_to_return(output)
             unit.free()
         return output
+
+    # -- backward --------------------------------------------------------------------------------
 
     def _before_backward(self, unit: Unit, version: int, grad=None) -> None:
         refuse_graph()
         self._start_backward(unit, self._backward_order)
         if unit.version != version:
-            refuse(
-                f"parameters of {unit.name} have changed between forward and backward: call "
-                "backward before a step"
-            )
+            fault = f"parameters of {unit.name} have changed between forward and backward"
+            refuse(f"{fault}: call backward before a step")
 
     def _start_backward(self, unit: Unit, order: Sequence[Unit] = ()) -> None:
         """Gather a unit for its part of backward, and have its gradients reduced after it, even if
@@ -261,16 +278,16 @@ class FullyShardedDataParallel(DataParallelBase):
         if not unit.in_backward:
             unit.in_backward = unit.has_unreduced_grads = True
             self._gather(unit, order)
-            unit.show("whole")
+            unit.show("unsharded")
 
     def _grad_arrived(self, unit: Unit, parameter) -> None:
         refuse_graph()
         self._begin_backward()
-        unit.has_unreduced_grads = (
-            True  # even after its part of backward: then they are reduced at the end
-        )
+        # Even after its part of backward: then they are reduced at the end.
+        unit.has_unreduced_grads = True
 
     def _after_backward(self, unit: Unit) -> None:
+        """Free a unit, unless more micro-batches need it, and start to reduce its gradients."""
         unit.in_backward = False
         unit.show(self._idle_form)
         if self.reshard_after_forward or self._grad_mode is GradSync.AVERAGE_AND_WAIT:
@@ -279,9 +296,8 @@ class FullyShardedDataParallel(DataParallelBase):
             self._reduce(unit)
 
     def _end_backward(self) -> None:
-        for unit in reversed(
-            self._units
-        ):  # the root, and units whose inputs need no gradient, are still open
+        # The root, and units whose inputs need no gradient, are still open.
+        for unit in reversed(self._units):
             self._after_backward(unit)
         super()._end_backward()
 
@@ -295,13 +311,14 @@ class FullyShardedDataParallel(DataParallelBase):
             unit.reset()
 
     def _reduce(self, unit: Unit) -> None:
-        """Start to reduce a unit's gradients; wait for the previous ones first, to bound memory."""
+        """Start to reduce-scatter a unit's gradients.
+
+        The previous unit's come first: at most one buffer of whole gradients is on its way.
+        """
         self._finish_reducing()
         unit.has_unreduced_grads = False
-        self._averages = self._grad_mode in (
-            GradSync.AVERAGE,
-            GradSync.AVERAGE_AND_WAIT,
-        )  # or more is to come
+        # Otherwise further micro-batches add to the sum before it goes to the replicas.
+        self._averages = self._grad_mode in (GradSync.AVERAGE, GradSync.AVERAGE_AND_WAIT)
         self._reducing = [flat for flat in unit.flats if flat.is_trained]
         for flat in self._reducing:
             flat.finish_average()
@@ -315,6 +332,7 @@ class FullyShardedDataParallel(DataParallelBase):
         self._reducing = []
 
     def _after_optimizer_step(self, optimizer: torch.optim.Optimizer, *_) -> None:
-        if any(p in self._wholes for each in optimizer.param_groups for p in each["params"]):
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        if any(p in self._shards for p in params):
             for flat in self._flats:
                 flat.num_changes += 1

@@ -7,7 +7,7 @@ Source: Li et al., "PyTorch Distributed", VLDB 2020 (arXiv 2006.15704), section 
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,14 +24,13 @@ from labkit.data_parallel.replicas import (
     materialize,
 )
 from labkit.groups import local_device
-from labkit.placement import placement_of
+from labkit.placement import PlacedParameters, Placement, placed_parameters
 from labkit.sizes import check_size
 
 BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's default
 Groups = tuple[dist.ProcessGroup, ...]
-GroupsOf = Mapping[
-    Any, tuple[dist.ProcessGroup | None, ...]
-]  # by the parameters' replica_group; None: there is none
+# By the parameters' replica_group; None: there is none.
+GroupsOf = Mapping[Any, tuple[dist.ProcessGroup | None, ...]]
 
 
 def average_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
@@ -50,6 +49,12 @@ def average_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
 
 class DataParallel(DataParallelBase):
     """A replica of a module whose gradients, after backward, are the average over the group.
+
+    Communication: for each bucket one all-reduce of its gradients, with one flag for each parameter
+    (whether the rank has its gradient). It starts when backward has computed the bucket's last
+    gradient, the last layers' bucket first, and backward waits for all of them at its end. By ring,
+    a rank sends 2(d-1)/d numbers for each parameter. Then the first rank broadcasts the module's
+    buffers; at the start it broadcasts parameters and buffers, once.
 
     If each rank's loss is the mean over equally many rows, these are the gradients of the mean over
     all rows. With gradient accumulation, let only the last backward communicate:
@@ -90,14 +95,16 @@ class DataParallel(DataParallelBase):
         _refuse_second_wrapper(module)
         check_replicas(module, group)
         materialize(module, local_device())
-        copy_from_first((*module.parameters(), *module.buffers()), group)
+        placed = placed_parameters(module)
+        for parameter, placement in placed.items():
+            copy_from_first([parameter], placement.replica_group or group)
+        copy_from_first(module.buffers(), group)
         self.module = module
         self.groups = (group,)
         self.overlap = overlap
-        trained = [
-            p for p in reversed([*module.parameters()]) if p.requires_grad
-        ]  # in backward's order
-        self._buckets = [_Bucket(each, group) for each in in_buckets(trained, bucket_bytes)]
+        # In backward's order.
+        trained = {p: placed[p] for p in reversed(placed) if p.requires_grad}
+        self._buckets = [_Bucket(kind, group) for kind in in_buckets(trained, bucket_bytes)]
         self._next_bucket = 0  # all ranks send buckets in the same order
         self._bucket_of = {
             parameter: bucket for bucket in self._buckets for parameter in bucket.parameters
@@ -106,24 +113,22 @@ class DataParallel(DataParallelBase):
             parameter.register_post_accumulate_grad_hook(Hook(self._arrived))
 
     def forward(self, *args, **kwargs):
-        modules = [self.module]
-        for each in (
-            modules
-        ):  # module.parameters() would take three times as long, before every micro-batch
-            modules += filter(None, each._modules.values())
-            for parameter in each._parameters.values():
-                if (
-                    parameter is not None
-                    and parameter.requires_grad
-                    and parameter not in self._bucket_of
-                ):
-                    raise ValueError(
-                        f"this DataParallel does not average {self._name_of(parameter)}, "
-                        "which was frozen or missing "
-                        "when the wrapper was made: delete the wrapper, and wrap the plain module"
-                    )
+        self._check_buckets_have_all()
         self._discard_failed_backward()
         return self.module(*args, **kwargs)
+
+    def _check_buckets_have_all(self) -> None:
+        modules = [self.module]
+        # module.parameters() would take three times as long, before every micro-batch.
+        for submodule in modules:
+            modules += filter(None, submodule._modules.values())
+            for param in submodule._parameters.values():
+                if param is None or not param.requires_grad or param in self._bucket_of:
+                    continue
+                fault = f"this DataParallel does not average {self._name_of(param)}"
+                cause = "which was frozen or missing when the wrapper was made"
+                way_out = "delete the wrapper, and wrap the plain module"
+                raise ValueError(f"{fault}, {cause}: {way_out}")
 
     def sync_gradients(self) -> None:
         """Send the remaining buckets, and wait for all.
@@ -147,16 +152,15 @@ class DataParallel(DataParallelBase):
         return self.module.load_state_dict(*args, **kwargs)
 
     def _name_of(self, parameter: nn.Parameter) -> str:
-        return next(name for name, each in self.module.named_parameters() if each is parameter)
+        return next(name for name, param in self.module.named_parameters() if param is parameter)
 
     def _arrived(self, parameter: nn.Parameter) -> None:
         """Record that backward has computed this gradient, and send the buckets that are full."""
         if torch.is_grad_enabled():
-            raise ValueError(
-                f"{self._name_of(parameter)} got a gradient with a graph from "
-                "backward(create_graph=True), and the "
-                "average has none: use torch.autograd.grad(..., create_graph=True), then backward()"
-            )
+            name = self._name_of(parameter)
+            fault = f"{name} got a gradient with a graph from backward(create_graph=True)"
+            way_out = "use torch.autograd.grad(..., create_graph=True), then backward()"
+            raise ValueError(f"{fault}, and the average has none: {way_out}")
         bucket = self._bucket_of[parameter]
         bucket.put(parameter)
         if self._grad_mode is GradSync.ACCUMULATE:
@@ -165,13 +169,13 @@ class DataParallel(DataParallelBase):
         if not self.overlap:
             return
         if parameter in bucket.arrived:  # and may have been sent
-            raise ValueError(
-                f"{self._name_of(parameter)} got a second gradient in one backward, as it "
-                "does when two parts under "
-                "reentrant checkpointing share it: use checkpoint(..., use_reentrant=False), "
-                "or overlap=False"
-            )
+            name = self._name_of(parameter)
+            fault = f"{name} got a second gradient in one backward"
+            cause = "as it does when two parts under reentrant checkpointing share it"
+            way_out = "use checkpoint(..., use_reentrant=False), or overlap=False"
+            raise ValueError(f"{fault}, {cause}: {way_out}")
         bucket.arrived.add(parameter)
+        # In the buckets' order, which is the same on all ranks: a full one waits for those before.
         while self._next_bucket < len(self._buckets) and self._buckets[self._next_bucket].is_full:
             self._buckets[self._next_bucket].start_reduce()
             self._next_bucket += 1
@@ -200,12 +204,13 @@ class _Bucket:
     gradient.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup):
-        self.parameters = parameters
-        [self.group], self.divisor = average_over(parameters[0], {None: (group,)})
+    def __init__(self, parameters: PlacedParameters, group: dist.ProcessGroup):
+        self.parameters = list(parameters)
+        first = self.parameters[0]
+        [self.group], self.divisor = average_over(parameters[first], {None: (group,)})
         sizes = [parameter.numel() for parameter in parameters]
-        dtype = grad_dtype_of(parameters[0])
-        self.buffer = torch.zeros(sum(sizes) + len(sizes), dtype=dtype, device=parameters[0].device)
+        dtype = grad_dtype_of(first)
+        self.buffer = torch.zeros(sum(sizes) + len(sizes), dtype=dtype, device=first.device)
         *views, self.flags = self.buffer.split([*sizes, len(sizes)])
         self.views = {p: view.view_as(p) for p, view in zip(parameters, views)}
         self.arrived: set[nn.Parameter] = set()
@@ -255,31 +260,29 @@ class _Bucket:
         self.arrived.clear()
 
 
-def average_over(parameter: nn.Parameter, groups: GroupsOf) -> tuple[Groups, int]:
+def average_over(placement: Placement, groups: GroupsOf) -> tuple[Groups, int]:
     """Return the groups over which to sum a gradient, and the divisor: the placement's, or else
     their size.
     """
-    placement = placement_of(parameter)
-    own = placement.replica_group
-    candidates = groups.get(own, (own,))
+    replica_group = placement.replica_group
+    candidates = groups.get(replica_group, (replica_group,))
     over = tuple(group for group in candidates if group is not None)
     size = math.prod(group.size() for group in over)
-    if own is not None and size != own.size():
+    if replica_group is not None and size != replica_group.size():
         raise ValueError(
-            f"own_groups have {size} ranks in all, but their replica_group has {own.size()}: "
-            "divide those"
+            f"own_groups have {size} ranks in all, but their replica_group has "
+            f"{replica_group.size()}: divide those"
         )
     return over, placement.grad_divisor or size
 
 
-def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: float) -> list[list[nn.Parameter]]:
+def in_buckets(parameters: PlacedParameters, bucket_bytes: float) -> list[PlacedParameters]:
     """Return parameters in buckets, each of one dtype, device and group; the last of each kind may
     not be full.
     """
-    buckets: list[list[nn.Parameter]] = []
-    filling: dict[tuple, list[nn.Parameter]] = {}
-    for p in parameters:
-        placement = placement_of(p)
+    buckets: list[PlacedParameters] = []
+    filling: dict[tuple, PlacedParameters] = {}
+    for p, placement in parameters.items():
         kind = (
             p.dtype,
             grad_dtype_of(p),
@@ -289,9 +292,9 @@ def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: float) -> list[
             placement.grad_divisor,
         )
         if kind not in filling:
-            filling[kind] = []
+            filling[kind] = {}
             buckets.append(filling[kind])
-        filling[kind].append(p)
-        if sum(each.nbytes for each in filling[kind]) >= bucket_bytes:
+        filling[kind][p] = placement
+        if sum(param.nbytes for param in filling[kind]) >= bucket_bytes:
             del filling[kind]
     return buckets

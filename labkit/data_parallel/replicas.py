@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
 
-from labkit.placement import placement_of
+from labkit.placement import Placement, placements
 from labkit.sizes import ranks_text
 
 
@@ -39,19 +39,11 @@ class DataParallelBase(nn.Module):
 
     def __init__(self, reduces_whole_units: bool = False):
         super().__init__()
-        self.reduces_whole_units = (
-            reduces_whole_units  # after each backward through one, though it was reduced before
-        )
+        # After each backward through a unit, though it was reduced before.
+        self.reduces_whole_units = reduces_whole_units
         self._grad_mode = GradSync.AVERAGE_AND_WAIT
-        self._at_end: weakref.ref[Callable] | None = (
-            None  # the callback queued for the end of backward
-        )
-
-    def whole(self, parameter: nn.Parameter) -> nn.Parameter:
-        """Return the tensor that the module computes with for this parameter, which receives its
-        gradient.
-        """
-        return parameter
+        # The callback queued for the end of backward.
+        self._at_end: weakref.ref[Callable] | None = None
 
     def no_sync(self):
         """Let backward accumulate gradients without communication, in a ``with`` block."""
@@ -110,7 +102,7 @@ class Hook:
 
     def __init__(self, method: Callable, *given: object):
         self.method = weakref.WeakMethod(method)
-        self.given = [weakref.ref(each) for each in given]
+        self.given = [weakref.ref(argument) for argument in given]
 
     def __call__(self, *args):
         method = self.method()
@@ -131,32 +123,32 @@ def materialize(module: nn.Module, device: torch.device, memory: dict | None = N
             ``reset_parameters``.
     """
     made: dict[Any, Any] = dict(memory or {})
-    for name, each in module.named_modules():
-        tables: list[dict[str, Any]] = [each._parameters, each._buffers]
+    for name, submodule in module.named_modules():
+        tables: list[dict[str, Any]] = [submodule._parameters, submodule._buffers]
         on_meta = [
             (table, key, x)
             for table in tables
             for key, x in table.items()
             if x is not None and x.is_meta
         ]
-        if on_meta and not hasattr(each, "reset_parameters"):
-            what = (
-                f"{on_meta[0][1]} of {name or 'the module'} is on the meta device, and "
-                "nothing can fill it"
-            )
-            raise ValueError(f"{what}: give {type(each).__name__} a reset_parameters()")
+        if not on_meta:
+            continue
+        if not hasattr(submodule, "reset_parameters"):
+            _, key, _ = on_meta[0]
+            owner = name or "the module"
+            fault = f"{key} of {owner} is on the meta device, and nothing can fill it"
+            raise ValueError(f"{fault}: give {type(submodule).__name__} a reset_parameters()")
         for table, key, x in on_meta:
             if x not in made:
                 empty = torch.empty_like(x, device=device)
                 made[x] = like(x, empty) if isinstance(x, nn.Parameter) else empty
             table[key] = made[x]
-        if on_meta:
-            each.reset_parameters()  # pyright: ignore[reportCallIssue]
+        submodule.reset_parameters()  # pyright: ignore[reportCallIssue]
 
 
 def like(parameter: nn.Parameter, data: torch.Tensor) -> nn.Parameter:
-    """Return a parameter with this data, and all attributes of the given one: its placement, its
-    ``grad_dtype``.
+    """Return a parameter with this data, and all attributes of the given one, its ``grad_dtype``
+    included.
     """
     made = nn.Parameter(data, parameter.requires_grad)
     vars(made).update(vars(parameter))
@@ -174,17 +166,17 @@ def check_replicas(module: nn.Module, *groups: dist.ProcessGroup) -> None:
     """Raise a ValueError on every rank unless names, shapes and types agree wherever tensors are
     replicated.
     """
+    by_name = placements(module)
     texts: dict[dist.ProcessGroup, list[str]] = {group: [] for group in groups}
     for name, x in [*module.named_parameters(), *module.named_buffers()]:
         frozen = ", frozen" if isinstance(x, nn.Parameter) and not x.requires_grad else ""
-        own = placement_of(x).replica_group
-        for group in groups if own is None else (own,):
+        # A buffer has no placement
+        replica_group = by_name.get(name, Placement()).replica_group
+        for group in groups if replica_group is None else (replica_group,):
             texts.setdefault(group, []).append(f"{name} {list(x.shape)} {str(x.dtype)[6:]}{frozen}")
-    for each, mine in texts.items():
-        numbered = {
-            f"tensor {number} of this module": text for number, text in enumerate(mine, start=1)
-        }
-        check_alike(numbered, "make the same module on every rank", each)
+    for group, lines in texts.items():
+        numbered = {f"tensor {n} of this module": line for n, line in enumerate(lines, start=1)}
+        check_alike(numbered, "make the same module on every rank", group)
     if any(p.requires_grad and grad_dtype_of(p).itemsize < 4 for p in module.parameters()):
         way_out = "set parameter.grad_dtype = torch.float32 for each"
         warnings.warn(
@@ -193,19 +185,19 @@ def check_replicas(module: nn.Module, *groups: dist.ProcessGroup) -> None:
         )
 
 
-def check_alike(mine: dict[str, str], advice: str, group: dist.ProcessGroup | None = None) -> None:
+def check_alike(local: dict[str, str], advice: str, group: dist.ProcessGroup | None = None) -> None:
     """Check that a dict is the same on all ranks, or on all of ``group``, each of which calls this.
 
     Raises:
         ValueError: on every rank, naming the first entry in which the ranks differ, those ranks,
             and the advice.
     """
-    dicts = [mine] * dist.get_world_size(group)
-    dist.all_gather_object(dicts, mine, group=group)
-    for name in dict.fromkeys(name for each in dicts for name in each):
+    dicts = [local] * dist.get_world_size(group)
+    dist.all_gather_object(dicts, local, group=group)
+    for name in dict.fromkeys(name for entries in dicts for name in entries):
         ranks: dict[str, list[int]] = {}
-        for rank, each in zip(dist.get_process_group_ranks(group), dicts):
-            ranks.setdefault(each.get(name, "missing"), []).append(rank)
+        for rank, entries in zip(dist.get_process_group_ranks(group), dicts):
+            ranks.setdefault(entries.get(name, "missing"), []).append(rank)
         if len(ranks) > 1:
             text = ", ".join(
                 f"{found} on ranks {ranks_text(having)}" for found, having in ranks.items()
@@ -214,11 +206,9 @@ def check_alike(mine: dict[str, str], advice: str, group: dist.ProcessGroup | No
 
 
 def copy_from_first(tensors: Iterable[torch.Tensor], *groups: dist.ProcessGroup) -> None:
-    """Broadcast the values of the groups' first rank, or of the first in a parameter's
-    ``replica_group``.
-    """
+    """Broadcast the values of the groups' first rank."""
     for tensor in tensors:
         values = tensor.detach().contiguous()
-        for group in dict.fromkeys(placement_of(tensor).replica_group or group for group in groups):
+        for group in groups:
             dist.broadcast(values, group_src=0, group=group)
         tensor.detach().copy_(values)

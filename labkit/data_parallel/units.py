@@ -12,67 +12,75 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from labkit.data_parallel.borders import SavedTensors, lies_in, refuse
-from labkit.data_parallel.flat_parameter import FlatParameter, Form, Places
+from labkit.data_parallel.flat_parameter import FlatParameter, Form, Owners
 from labkit.data_parallel.gradients import GroupsOf, in_buckets
 from labkit.data_parallel.replicas import materialize
 from labkit.groups import local_device
+from labkit.placement import placement_of
 
 
-def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Places]:
+def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Owners]:
     """Return the parameters of the root (all that is in no unit) and of each unit."""
-    names = {inner: name for name, inner in module.named_modules()}
-    for number, unit in enumerate(units):
-        if unit is module or unit not in names or type(unit).forward is nn.Module.forward:
-            this = (
-                f"units[{number}], a {type(unit).__name__}, is not a unit of this "
-                f"{type(module).__name__}"
-            )
-            way_out = "name modules inside it that are called; instead of a list, name its layers"
-            raise ValueError(f"{this}: {way_out}")
-        others = units[:number] + units[number + 1 :]
-        inner = [each for each in unit.modules() if each in others]
-        if inner:
-            both = f"units {names[unit]} and {names[inner[0]]} contain each other"
-            raise ValueError(f"{both}: leave one of them out")
-
-    in_a_unit = {inner for unit in units for inner in unit.modules()}
-    divided: dict[nn.Module, Places] = {}
-    owners: dict[nn.Parameter, nn.Module] = {}
-    full_names: dict[nn.Parameter, str] = {}
+    names = {submodule: name for name, submodule in module.named_modules()}
+    _check_units(module, units, names)
+    in_a_unit = {submodule for unit in units for submodule in unit.modules()}
+    divided: dict[nn.Module, Owners] = {}
+    first_seen: dict[nn.Parameter, tuple[nn.Module, str]] = {}  # its unit, and its name there
     for unit in [module, *units]:
         divided[unit] = {}
         unit_name = f"unit {names[unit]}" if names[unit] else "the root"
-        for prefix, inner in unit.named_modules(prefix=names[unit]):
-            if unit is module and inner in in_a_unit:
+        for prefix, submodule in unit.named_modules(prefix=names[unit]):
+            if unit is module and submodule in in_a_unit:
                 continue
-            for name, p in inner.named_parameters(recurse=False, remove_duplicate=False):
+            for name, p in submodule.named_parameters(recurse=False, remove_duplicate=False):
                 full_name = f"{prefix}.{name} ({unit_name})".lstrip(".")
-                if owners.setdefault(p, unit) is not unit:
+                first_unit, first_name = first_seen.setdefault(p, (unit, full_name))
+                if first_unit is not unit:
+                    fault = f"{first_name} and {full_name} are one parameter in two units"
                     way_out = "make one unit of a module that has both, or leave both to the root"
-                    raise ValueError(
-                        f"{full_names[p]} and {full_name} are one parameter in two units: {way_out}"
-                    )
-                full_names.setdefault(p, full_name)
-                divided[unit].setdefault(p, []).append((inner, name))
+                    raise ValueError(f"{fault}: {way_out}")
+                divided[unit].setdefault(p, []).append((submodule, name))
     return divided
+
+
+def _check_units(module: nn.Module, units: list[nn.Module], names: dict[nn.Module, str]) -> None:
+    """Raise a ValueError unless units are modules inside ``module`` that somebody calls, and none
+    contains another.
+    """
+    for number, unit in enumerate(units):
+        if unit is module or unit not in names or type(unit).forward is nn.Module.forward:
+            kind = type(unit).__name__
+            fault = f"units[{number}], a {kind}, is not a unit of this {type(module).__name__}"
+            way_out = "name modules inside it that are called; instead of a list, name its layers"
+            raise ValueError(f"{fault}: {way_out}")
+        others = units[:number] + units[number + 1 :]
+        for submodule in unit.modules():
+            if submodule in others:
+                fault = f"units {names[unit]} and {names[submodule]} contain each other"
+                raise ValueError(f"{fault}: leave one of them out")
 
 
 class Unit:
     """Parameters that are gathered and freed together: one flat parameter for each kind (dtype,
     device, group).
 
+    Communication, when a unit is made: each group's first rank broadcasts the buffer, n numbers;
+    then each rank keeps its shard.
+
     Meta tensors are materialized here, so a rank that makes units one by one holds one whole unit
     at a time.
     """
 
-    def __init__(self, name: str, module: nn.Module, places: Places, groups: GroupsOf):
+    def __init__(self, name: str, module: nn.Module, owners: Owners, groups: GroupsOf):
         self.name = f"unit {name}" if name else "the root"
-        kinds = in_buckets(places, math.inf)
+        placed = {param: placement_of(*places[0]) for param, places in owners.items()}
+        kinds = in_buckets(placed, math.inf)
         self.flats = [
-            FlatParameter({p: places[p] for p in kind}, groups, self.name) for kind in kinds
+            FlatParameter({p: owners[p] for p in kind}, groups, self.name) for kind in kinds
         ]
-        wholes = (each.whole for flat in self.flats for each in flat.parameters)
-        materialize(module, local_device(), dict(zip(chain(*kinds), wholes)))
+        self.parameters = [param for flat in self.flats for param in flat.parameters]
+        unsharded = [param.unsharded for param in self.parameters]
+        materialize(module, local_device(), dict(zip(chain(*kinds), unsharded)))
         for flat in self.flats:
             for group in flat.groups:
                 dist.broadcast(flat.buffer, group_src=0, group=group)
@@ -94,10 +102,9 @@ class Unit:
 
     def show(self, form: Form) -> None:
         """Put this form of the parameters into the modules."""
-        for flat in self.flats:
-            for each in flat.parameters:
-                for module, name in each.places:
-                    module._parameters[name] = getattr(each, form)
+        for param in self.parameters:
+            for module, name in param.owners:
+                module._parameters[name] = getattr(param, form)
 
     def watch_saved_tensors(self, before_use: Callable[[], None]) -> None:
         self.saved_tensors = SavedTensors(self.buffers, before_use)
@@ -126,12 +133,15 @@ def assign_grads(flats: list[FlatParameter]) -> None:
 
     The flat parameters share their groups.
     """
-    has_grad = [each.has_grad for flat in flats for each in flat.parameters]
+    has_grad = [param.has_grad for flat in flats for param in flat.parameters]
     flags = torch.ones(len(has_grad), device=flats[0].shard.device)
-    if not all(has_grad):  # otherwise the host need not wait for a copy
+    has_all = all(has_grad)
+    if not has_all:
         flags.copy_(torch.tensor(has_grad))
     for group in flats[0].groups:
         dist.all_reduce(flags, group=group)
-    on_any_rank = iter(has_grad if all(has_grad) else flags.tolist())
+    if not has_all:  # otherwise the host need not wait for the sum
+        has_grad = flags.tolist()
+    on_any_rank = iter(has_grad)
     for flat in flats:
         flat.assign_grads(on_any_rank)

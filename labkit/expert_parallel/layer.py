@@ -27,7 +27,7 @@ from labkit.collectives import all_to_all
 from labkit.expert_parallel.router import Load, Router, drop_tokens
 from labkit.groups import ProcessGroups
 from labkit.partition import check_divides
-from labkit.placement import PlacedModule, Placement, Shard
+from labkit.placement import Placement, Shard
 from labkit.sizes import check_size
 from labkit.tensor_parallel import ParallelMLP
 from labkit.tensor_parallel.blocks import activation
@@ -114,14 +114,17 @@ def combine(
     return weighted.sum(1).to(rows.dtype)
 
 
-class Experts(PlacedModule):
+class Experts(nn.Module):
     """The MLPs of a rank's experts, without biases: weights [experts of the rank, out, in].
+
+    Communication: none in forward and backward; `dispatch` brings the rows, and `combine` takes the
+    outputs back. The data-parallel wrapper sums the gradients over expert_dp.
 
     ``forward(rows, ends)`` takes rows [n, hidden] sorted by expert, those of expert e before
     ``ends[e]``, and returns partial sums of outputs, to be added up over expert_tp. ``up`` is
     [experts/ep, ffn/etp, hidden], fused twice with ``gated``; ``down`` is
-    [experts/ep, hidden, ffn/etp]. Gradients are added up over expert_dp, and divided by the number
-    of dense replicas, whose losses are averaged.
+    [experts/ep, hidden, ffn/etp]. The sum of gradients is divided by the number of dense replicas,
+    whose losses are averaged.
     """
 
     def __init__(
@@ -150,15 +153,16 @@ class Experts(PlacedModule):
         replicas: Any = {}
         if groups.expert_dp is not groups.dp_cp:  # otherwise they are averaged as all else is
             replicas = dict(replica_group=groups.expert_dp, grad_divisor=groups.dp_cp.size())
-        up = Placement((of_experts, of_up), **replicas)
-        down = Placement((of_experts, of_down), **replicas)
-        self.set_placements(up=up, down=down)
+        self.placements = {
+            "up": Placement((of_experts, of_up), **replicas),
+            "down": Placement((of_experts, of_down), **replicas),
+        }
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         init_up, init_down = self.init_methods
-        draw(self.up, init_up)
-        draw(self.down, init_down)
+        draw(self, "up", init_up)
+        draw(self, "down", init_down)
 
     def forward(self, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         refuse_autocast("Experts", rows.device)

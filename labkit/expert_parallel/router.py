@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from labkit.autograd import first_derivative_only, refuse_autocast
+from labkit.fields import check_fields
 from labkit.groups import ProcessGroups
-from labkit.placement import PlacedModule, Placement
+from labkit.placement import Placement
 from labkit.sizes import check_size
 from labkit.tensor_parallel.operators import all_reduce, copy_to_tp
 from labkit.tensor_parallel.shards import draw
@@ -44,14 +45,19 @@ class LoadBalancing:
     replicas, and is averaged over them again: divide the coefficient by dp to have the same.
     """
 
-    # Where f_i is counted: "micro_batch", "sequence" or "global" (a step, all replicas)
-    aux_loss: str = "micro_batch"
+    # Where the auxiliary loss counts choices. What is learned depends on no layout with "sequence",
+    # only on micro_batch_size with "micro_batch"; with "global" on dp too, unless a step is one
+    # micro-batch. For the same coefficient "global" is dp times as strong as Megatron-core's.
+    aux_loss: Literal["micro_batch", "sequence", "global"] = "micro_batch"
+    # Weight of the auxiliary loss, which evens out the loads of experts; often 0.01.
     aux_loss_coefficient: float = 0.0
-    z_loss_coefficient: float = 0.0  # of the mean of logsumexp(logits)^2
-    expert_bias_update_rate: float = 0.0  # by which each step raises or lowers an expert's bias
+    # Weight of the routers' z-loss, which keeps logits small; often 0.001.
+    z_loss_coefficient: float = 0.0
+    # By which a step moves each expert's bias towards an even load; often 0.001.
+    expert_bias_update_rate: float = 0.0
 
     def __post_init__(self):
-        _check_choice("aux_loss", self.aux_loss, ("micro_batch", "sequence", "global"))
+        check_fields(self, LoadBalancing)
         for name in ("aux_loss_coefficient", "z_loss_coefficient", "expert_bias_update_rate"):
             value = getattr(self, name)
             if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
@@ -78,15 +84,24 @@ class Load(NamedTuple):
     seq_length: int  # how many tokens of a sequence the tensor ranks have together
 
 
-class Router(PlacedModule):
+class Router(nn.Module):
     """Chooses ``top_k`` of ``num_experts`` for each token: ``router(x, seq_length)`` gives a
     `Routing` and a `Load`.
 
+    Communication, with E = ``num_experts``:
+
+    - forward: none. A rank routes its own tokens by itself.
+    - `loss`: an auxiliary loss all-reduces E counts (with "sequence", E for each sequence) over the
+      tensor ranks, and then over the context ranks, or with "global" over all replicas.
+    - backward: the gradient of the weight, [E, hidden], is all-reduced over the tensor ranks,
+      because each has a part of it. ``defer_grad_reduce`` leaves that to
+      `labkit.gradients.all_reduce_grads`.
+    - `end_step`, once a step: the counts of all routers are all-reduced together, over the tensor
+      ranks, and then over all replicas.
+
     x: [sequences, tokens, hidden]. Scores are the "softmax" over all experts, or the "sigmoid" of
     each logit. With a bias, experts are chosen by score + bias. They are weighted by score; if
-    there are several, the weights add up to 1. Each tensor rank routes tokens of its own, so
-    gradients of the weight are partial: backward all-reduces them, unless ``defer_grad_reduce``
-    leaves that to `labkit.gradients.all_reduce_grads`.
+    there are several, the weights add up to 1.
 
     ``num_chosen`` [experts] counts the choices of this rank's tokens since the latest `end_step`,
     and with an auxiliary loss ``num_preferred`` those by scores alone.
@@ -118,9 +133,8 @@ class Router(PlacedModule):
         self.init_method = init_method
         self.reduces_in_backward = not defer_grad_reduce
         self.weight = nn.Parameter(torch.empty(num_experts, hidden_size, **factory))
-        self.set_placements(
-            weight=Placement(copy_groups=(groups.tp,), defer_grad_reduce=defer_grad_reduce)
-        )
+        replicated = Placement(copy_groups=(groups.tp,), defer_grad_reduce=defer_grad_reduce)
+        self.placements = {"weight": replicated}
         self.num_chosen: torch.Tensor | None = None  # no buffers: they differ from rank to rank
         self.num_preferred: torch.Tensor | None = None
         self.last_load: torch.Tensor | None = None
@@ -132,7 +146,7 @@ class Router(PlacedModule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        draw(self.weight, self.init_method)
+        draw(self, "weight", self.init_method)
         self.expert_bias.zero_()
 
     def forward(self, x: torch.Tensor, seq_length: int) -> tuple[Routing, Load]:

@@ -1,162 +1,98 @@
 """Executes one rank's ops of a pipeline schedule: receive, compute, send.
 
-The order is the schedule's (`labkit.schedules`). `Messages` receives ahead of need and does not
-wait for what it sends, so messages travel while a `Stage` computes.
+The order is the schedule's, messages included (`labkit.schedules.lowered`): `Messages` sends and
+receives while a `Stage` computes. A rank waits where it needs what has not come yet.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from labkit.data_parallel.replicas import DataParallelBase, grad_dtype_of
+from labkit.data_parallel.replicas import DataParallelBase
 from labkit.groups import ProcessGroups
-from labkit.pipeline.messages import Messages
+from labkit.pipeline.averaging import Averaging, all_reduce_tied_grads
+from labkit.pipeline.messages import ActivationSpec, Messages
 from labkit.pipeline.split_backward import split_backward
-from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule
+from labkit.schedules import (
+    BACKWARD,
+    FORWARD,
+    WEIGHT_GRADIENT,
+    Message,
+    Op,
+    Schedule,
+    lowered,
+)
 from labkit.schedules import check as check_schedule
 from labkit.timeline.trace import Trace
+
+Loss = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
 def run(
     schedule: Schedule,
-    chunks: Sequence[nn.Module],
+    chunks: Sequence[nn.Module],  # of this rank, in the order of their numbers
     groups: ProcessGroups,
-    inputs: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],  # the m micro-batches, [rows, ...], the same on every rank
     *,
-    loss: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor],
-    targets: Sequence[torch.Tensor] | None = None,
-    ignore_index: int | None = -100,
-    tied: Sequence[nn.Parameter] = (),
-    average: bool = False,
-    reduce_every_micro_batch: bool = False,
-    trace: Trace | None = None,
-    activation: tuple[torch.dtype, torch.Size] | None = None,
-    recv_prefetch: int = 4,
-    allow_deadlock: bool = False,
+    loss: Loss,  # of the last stage's output and a target (or None), the mean over rows or targets
+    targets: Sequence[torch.Tensor] | None = None,  # m of them, for the last stage
+    ignore_index: int | None = -100,  # the integer target that `loss` leaves out; None: all count
+    tied: Sequence[nn.Parameter] = (),  # local copies of a weight that first and last stage share
+    average: bool = False,  # gradients become the replicas' average; wrap chunks (data_parallel)
+    reduce_every_micro_batch: bool = False,  # do it in each backward, so sharded ones hold no sum
+    trace: Trace | None = None,  # gets a span for each op and each wait
+    activation_spec: ActivationSpec | None = None,  # between stages; None: as inputs[0]
+    recv_ahead: bool = True,  # False: for devices with one queue for each pair of ranks
+    allow_deadlock: bool = False,  # run it even if it deadlocks, to see what is reported
 ) -> torch.Tensor | None:
     """Run one step of a pipeline: forward and backward of all micro-batches.
 
-    Every rank of the pipeline calls it.
-
-    Gradients are added to ``parameter.grad``. They are those of one process with the whole batch:
-    of the mean loss over all rows, or all targets that count. Returns that mean on the rank of the
-    last stage, None on the others. With ``average``, targets are counted over all replicas, and the
-    mean of what they return is the mean over all of them; where rows count, replicas must have
-    equally many.
-
-    Args:
-        chunks: this rank's chunks of the model, in the order of their numbers; each takes one
-            tensor and gives one.
-        inputs: the m micro-batches, [rows, ...], the same on every rank. Stages after the first
-            only need their shapes.
-        loss: from a micro-batch's output and target (None without targets), the mean over its rows,
-            or its targets.
-        targets: the m targets, for the last stage.
-        ignore_index: the integer target that ``loss`` leaves out of its mean, as `F.cross_entropy`
-            does. None: all count, and replicas have equally many, so a GPU's host need not wait for
-            their number.
-        tied: this rank's copies of a weight that first and last stage share; their gradients are
-            added up.
-        average: the chunks are wrapped (`labkit.data_parallel`): each sends its gradients during
-            its last backward (if sharded and split, after all ops); they are the replicas' average
-            at the end. Otherwise they stay its own.
-        reduce_every_micro_batch: send them in every backward, so a `FullyShardedDataParallel` adds
-            up no whole ones.
-        trace: gets a span for each op and each wait.
-        activation: dtype and shape, [rows, ...], of what every stage but the last gives for the
-            first micro-batch, the same on every rank. Without it each step sends shapes ahead, and
-            a GPU's host waits for them.
-        recv_prefetch: how many receives of each kind are posted at a time from each sender; on NCCL
-            as few as can run.
-        allow_deadlock: run the schedule even if it deadlocks, to see what is reported.
+    Every rank of the pipeline calls it. Gradients are added to ``parameter.grad``. They are those
+    of one process with the whole batch: of the mean loss over all rows, or all targets that count.
+    Returns that mean on the rank of the last stage, None on the others. With ``average``, targets
+    are counted over all replicas, and the mean of what they return is the mean over all of them;
+    where rows count, replicas must have equally many.
 
     Raises:
-        ValueError: before any communication, if sizes or chunks do not fit the schedule, or it
-            cannot run.
+        ValueError: before any communication: sizes do not fit, or the schedule cannot run.
     """
     check_schedule(schedule, allow_deadlock)
     _check_arguments(
         schedule, chunks, groups, inputs, targets, tied, average, reduce_every_micro_batch
     )
+    if schedule.pp_size > 1:
+        _check_activation_spec(activation_spec, inputs[0].dtype)
     rank = groups.coords.pp
     span = trace.span if trace else lambda *_: nullcontext()
-    stages = []
-    for index, chunk in enumerate(chunks):
-        number = schedule.stage_of(rank, index)
-        stages.append(Stage(chunk, number, schedule, inputs, targets, loss, ignore_index, average))
-    messages = Messages(schedule, groups, inputs, activation, span, recv_prefetch)
-    replicas = {
-        index: chunk for index, chunk in enumerate(chunks) if isinstance(chunk, DataParallelBase)
-    }
-    last_backward = _last_backwards(schedule, rank) if average else {}
-
-    def reducing(op: Op):
-        is_last = op == last_backward.get(op.chunk)
-        is_early = average and reduce_every_micro_batch and op.kind != FORWARD
-        if not (is_last or is_early):
-            return nullcontext()
-        # A W is a backward for each node with weights, and whole units would be reduced after each.
-        if op.kind == WEIGHT_GRADIENT and replicas[op.chunk].reduces_whole_units:
-            return nullcontext()
-        return replicas[op.chunk].reducing(is_last)
-
-    with _all_reduce_tied_grads(tied if BACKWARD in schedule.kinds else (), schedule, groups):
-        with ExitStack() as stack:
-            for replica in replicas.values():
-                stack.enter_context(replica.no_sync())
-            for op in schedule.ranks[rank]:
-                arrived = messages.take(op)
-                with span(op.kind, str(op), op), reducing(op):
-                    result = stages[op.chunk].do(op, arrived)
-                messages.send(op, result)
+    messages = Messages(schedule, groups, inputs, activation_spec, span)
+    averaging = Averaging(schedule, rank, chunks, average, reduce_every_micro_batch)
+    stages = [
+        Stage(chunk, stage, schedule, inputs, targets, loss, ignore_index, average)
+        for chunk, stage in zip(chunks, schedule.stages[rank])
+    ]
+    with all_reduce_tied_grads(tied, schedule, groups):
+        with averaging.postponed():
+            _do_all(lowered(schedule, recv_ahead)[rank], stages, messages, averaging, span)
         messages.flush()
-        for index in last_backward:
-            replicas[index].sync_gradients()
+        averaging.finish()
     return next((stage.total for stage in stages if stage.is_last), None)
 
 
-def _last_backwards(schedule: Schedule, rank: int) -> dict[int, Op]:
-    """Return the op after which each chunk's gradients are complete."""
-    backwards = [op for op in schedule.ranks[rank] if op.kind != FORWARD]
-    last = {op.chunk: op for op in backwards}
-    if backwards and schedule.end_ranks == {
-        rank
-    }:  # the last stage may add to the embedding of the first
-        last[schedule.chunk_of_stage(0)] = backwards[-1]
-    return last
-
-
-@contextmanager
-def _all_reduce_tied_grads(
-    tied: Sequence[nn.Parameter], schedule: Schedule, groups: ProcessGroups
-) -> Iterator[None]:
-    """Give all copies of a shared weight, on this rank and on its partner, the sum of the gradients
-    from this block.
-    """
-    earlier: dict[nn.Parameter, torch.Tensor | None] = {}  # in these the copies agree
-    for weight in tied:
-        if weight.requires_grad:
-            earlier[weight] = (
-                None if weight.grad is None else weight.grad.clone()
-            )  # a wrapper may reuse its memory
-            weight.grad = None
-    yield
-    if not earlier:
-        return
-    total = torch.zeros_like(tied[0], dtype=grad_dtype_of(tied[0]))
-    for weight in earlier:
-        if weight.grad is not None:
-            total = total + weight.grad
-    if len(schedule.end_ranks) > 1:
-        dist.all_reduce(total, group=groups.embedding)
-    for weight, grad in earlier.items():
-        gradient = total if grad is None else total + grad
-        weight.grad = gradient.clone() if weight.grad is None else weight.grad.copy_(gradient)
+def _do_all(ops: Sequence[Op | Message], stages, messages: Messages, averaging: Averaging, span):
+    """Do what one rank has to do, in its order: messages, and passes of micro-batches."""
+    for op in ops:
+        if isinstance(op, Message):
+            messages.do(op)
+            continue
+        arrived = messages.take(op)
+        with span(op.kind, str(op), op), averaging.during(op):
+            result = stages[op.chunk].do(op, arrived)
+        messages.give(op, result)
 
 
 class Stage:
@@ -191,12 +127,10 @@ class Stage:
             _loss_weights(inputs, targets, ignore_index, replicas) if self.is_last else []
         )
         self.total: torch.Tensor | None = None
-        self._held: dict[
-            int, tuple[torch.Tensor, torch.Tensor]
-        ] = {}  # micro-batch -> input, output with its graph
-        self._weight_gradients: dict[
-            int, Callable[[], None]
-        ] = {}  # micro-batch -> what computes them
+        # By micro-batch: input, and output with its graph
+        self._held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        # By micro-batch: what computes them
+        self._weight_gradients: dict[int, Callable[[], None]] = {}
 
     def do(self, op: Op, arrived: torch.Tensor | None) -> torch.Tensor | None:
         """Run ``op`` on what arrived for it, and return what the next stage needs."""
@@ -230,7 +164,7 @@ class Stage:
         if weight == 0:  # nothing counts, and the mean over nothing would be NaN
             return output.flatten()[:0].sum()
         target = None if self.targets is None else self.targets[op.micro_batch]
-        return self.loss(output, target) * weight
+        return self.loss(output, target) * weight  # 1/m, if micro-batches count alike
 
     def backward(self, op: Op, grad: torch.Tensor | None) -> torch.Tensor:
         """Return the gradient of the input; add up those of the weights too, unless they are an op
@@ -255,19 +189,19 @@ def _loss_weights(
 
     Of several replicas, whose gradients are averaged, the shares add up to their number.
     """
-    rows = [len(each) for each in inputs]
-    by_rows = [count / sum(rows) for count in rows]
+    num_rows = [len(rows) for rows in inputs]
+    by_rows = [count / sum(num_rows) for count in num_rows]
     if targets is None or ignore_index is None or targets[0].is_floating_point():
         return by_rows
     counts = torch.stack([(target != ignore_index).sum() for target in targets])
     total = counts.sum(0, keepdim=True)
     for group in replicas:
         dist.all_reduce(total, group=group)
-    *own, everywhere = torch.cat([counts, total]).tolist()
+    *local, everywhere = torch.cat([counts, total]).tolist()
     if everywhere == 0:
         return by_rows  # the loss decides the result
     num_replicas = math.prod(group.size() for group in replicas)
-    return [count * num_replicas / everywhere for count in own]
+    return [count * num_replicas / everywhere for count in local]
 
 
 def _check_arguments(
@@ -319,3 +253,12 @@ def _check_arguments(
             this, first = (f"{str(x.dtype)[6:]} {list(x.shape)}" for x in (rows, inputs[0]))
             rule = "they may differ only in the number of rows, so pad them to one size"
             raise ValueError(f"micro-batch {number} is {this}, micro-batch 0 is {first}: {rule}")
+
+
+def _check_activation_spec(activation_spec: ActivationSpec | None, input_dtype: torch.dtype):
+    way_out = "give the dtype and shape of what a stage sends: activation_spec=(dtype, shape)"
+    if activation_spec is None:
+        if not input_dtype.is_floating_point:
+            raise ValueError(f"inputs are {input_dtype}, and stages send floats: {way_out}")
+    elif not activation_spec[0].is_floating_point:
+        raise ValueError(f"activation_spec={activation_spec} must be of floats: {way_out}")

@@ -1,4 +1,4 @@
-"""Defines a schedule, and checks it.
+"""Defines a schedule.
 
 A batch is split into m micro-batches, and the model into p*v stages, v per rank: the rank's chunks.
 A schedule is p lists of ops. It also says where the stages live (`labkit.schedules.stages`); a
@@ -9,8 +9,8 @@ import textwrap
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from labkit.schedules.stages import check_stages, round_robin
 from labkit.sizes import check_size, counted
@@ -43,9 +43,11 @@ class Op(NamedTuple):
 class ScheduleDeadlock(ValueError):
     """Ranks that wait for each other; ``waits`` has each one's next op, and the rank and op it
     waits for.
+
+    Where messages were looked at, these may be messages.
     """
 
-    def __init__(self, name: str, waits: dict[int, tuple[Op, int, Op]]):
+    def __init__(self, name: str, waits: dict[int, tuple[Any, int, Any]]):
         super().__init__(name, waits)
         self.name = name
         self.waits = waits
@@ -73,7 +75,7 @@ class Schedule:
     name: str
     pp_size: int  # p, the number of ranks in the pipeline
     num_micro_batches: int  # m
-    ranks: Sequence[Sequence[Op]]  # the ops of each, in its order
+    ranks: Sequence[Sequence[Op]]  # the ops of each rank, in its order
     num_chunks: int = 1  # v, the number of chunks of the model on each rank
     kinds: tuple[str, ...] = (
         FORWARD,
@@ -106,8 +108,8 @@ class Schedule:
         """The rank and the chunk of each stage."""
         return {
             stage: (rank, chunk)
-            for rank, mine in enumerate(self.stages)
-            for chunk, stage in enumerate(mine)
+            for rank, stages in enumerate(self.stages)
+            for chunk, stage in enumerate(stages)
         }
 
     def stage_of(self, rank: int, chunk: int = 0) -> int:
@@ -214,50 +216,3 @@ class Schedule:
                 )
             )
         return "\n".join(lines)
-
-
-@lru_cache(maxsize=64)  # a pipeline asks before every step
-def check(schedule: Schedule, allow_deadlock: bool = False) -> None:
-    """Raise a ValueError unless each rank has each op once, after those of its own that it needs,
-    and all can finish.
-
-    With ``allow_deadlock``, ranks may wait for each other.
-    """
-    if not isinstance(schedule, Schedule):
-        raise ValueError(
-            f"{schedule!r} is not a Schedule: make one, such as labkit.schedules.one_f_one_b(4, 8)"
-        )
-    m = schedule.num_micro_batches
-    v = schedule.num_chunks
-    if len(schedule.ranks) != schedule.pp_size:
-        has = (
-            f"has lists for {counted(len(schedule.ranks), 'rank')}, but pp_size={schedule.pp_size}"
-        )
-        raise ValueError(f"{schedule.name!r} {has}: give each rank one list")
-    wanted = dict.fromkeys(
-        Op(kind, i, chunk) for i in range(m) for chunk in range(v) for kind in schedule.kinds
-    )
-    passes = counted(m, "micro-batch") + (f" and {counted(v, 'chunk')}" if v > 1 else "")
-    rule = f"each rank runs {', '.join(schedule.kinds)} once for each of {passes}"
-    for rank, ops in enumerate(schedule.ranks):
-        place: dict[Op, int] = {}
-        for index, op in enumerate(ops):
-            if not isinstance(op, Op) or op not in wanted:
-                raise ValueError(
-                    f"rank {rank} has {op}, which this schedule has no use for: {rule}"
-                )
-            if op in place:
-                raise ValueError(f"rank {rank} has {op} {ops.count(op)} times: {rule}")
-            place[op] = index
-        if missing := [op for op in wanted if op not in place]:
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise ValueError(f"rank {rank} lacks {missing[0]}{more}: {rule}")
-        for op in ops:
-            for other, need in schedule.needs(rank, op):
-                if other == rank and place[op] < place[need]:
-                    raise ValueError(
-                        f"rank {rank} has {op} before {need}, whose result it needs: swap them"
-                    )
-    if not allow_deadlock:
-        for _ in schedule.in_order():
-            pass

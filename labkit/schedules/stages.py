@@ -36,7 +36,7 @@ def check_stages(stages: Iterable, pp_size: int, num_chunks: int) -> Stages:
     """Return them as tuples, or raise a ValueError unless each of p ranks has v stages, and each
     lives on one rank.
     """
-    of_ranks = tuple(tuple(mine) if isinstance(mine, Iterable) else () for mine in stages)
+    of_ranks = tuple(tuple(chunks) if isinstance(chunks, Iterable) else () for chunks in stages)
     rule = (
         f"give each of {pp_size} ranks {num_chunks} of the stages 0 to "
         f"{pp_size * num_chunks - 1}, each once"
@@ -46,6 +46,6 @@ def check_stages(stages: Iterable, pp_size: int, num_chunks: int) -> Stages:
         if flat.count(stage) > 1 or whole_number(stage) not in range(pp_size * num_chunks):
             fault = "lives twice" if flat.count(stage) > 1 else "does not exist"
             raise ValueError(f"stage {stage!r} of stages={stages} {fault}: {rule}")
-    if (sizes := [len(mine) for mine in of_ranks]) != [num_chunks] * pp_size:
+    if (sizes := [len(chunks) for chunks in of_ranks]) != [num_chunks] * pp_size:
         raise ValueError(f"stages={stages} has {sizes} stages on its ranks: {rule}")
     return of_ranks

@@ -7,13 +7,13 @@ derivatives, is in `labkit.autograd`.
 from labkit.tensor_parallel.blocks import ParallelMLP, ParallelSelfAttention
 from labkit.tensor_parallel.dropout import ShardedDropout, seed_replicas
 from labkit.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, column_linear
-from labkit.tensor_parallel.shards import local_shard, shard_like, shard_of, unshard
+from labkit.tensor_parallel.shards import local_shard, shard_like, unshard
 from labkit.tensor_parallel.vocabulary import VocabParallelEmbedding, vocab_parallel_cross_entropy
 
 __all__ = [
     "ParallelMLP", "ParallelSelfAttention",
     "ShardedDropout", "seed_replicas",
     "ColumnParallelLinear", "RowParallelLinear", "column_linear",
-    "shard_like", "unshard", "local_shard", "shard_of",
+    "shard_like", "unshard", "local_shard",
     "VocabParallelEmbedding", "vocab_parallel_cross_entropy",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from labkit.partition import check_divides
-from labkit.placement import PlacedModule, Placement
+from labkit.placement import Placement
 from labkit.sizes import check_number, check_size
 from labkit.tensor_parallel.dropout import local_random_stream
 from labkit.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
@@ -22,15 +22,24 @@ from labkit.tensor_parallel.operators import copy_to_tp
 
 
 class ParallelMLP(nn.Module):
-    """GeLU(X A) B with A split by columns and B by rows: one all-reduce forward, one backward.
+    """GeLU(X A) B with A split by columns and B by rows.
+
+    Communication, if x [..., seq, hidden] has n bytes:
+
+    - forward: the ranks' products with B are all-reduced; each rank sends 2 (t - 1)/t n.
+    - backward: their gradients of x are all-reduced, while the rank computes that of A; as many
+      bytes.
+    - with ``sequence_parallel``: forward all-gathers x before A, and reduce-scatters after B.
+      Backward all-gathers the output's gradient before B, and x once more before A, and then
+      reduce-scatters the gradient of x. Each of these five sends (t - 1)/t n. The bias of B is as
+      in `RowParallelLinear`.
 
     With ``gated`` it is SwiGLU (arXiv 2002.05202), (SiLU(X G) * X A) B, where [G; A] is one fused
     layer with stride 2, so that each rank gets the same columns of both.
 
     x and the output are replicated, [..., seq, hidden]. With ``sequence_parallel`` they are
-    [..., seq/t, hidden], and each all-reduce becomes an all-gather and a reduce-scatter.
-    ``approximate`` is that of `torch.nn.GELU`. ``options`` go to both layers, except
-    ``init_method``, which is the first layer's.
+    [..., seq/t, hidden]. ``approximate`` is that of `torch.nn.GELU`. ``options`` go to both layers,
+    except ``init_method``, which is the first layer's.
     """
 
     def __init__(
@@ -72,8 +81,11 @@ def activation(x: torch.Tensor, gated: bool, approximate: str) -> torch.Tensor:
 
 
 class ParallelSelfAttention(nn.Module):
-    """Causal self-attention with the heads divided among the ranks: one all-reduce forward, one
-    backward.
+    """Causal self-attention with the heads divided among the ranks.
+
+    Communication: that of `ParallelMLP`, with Q, K and V in the place of A, and the output layer in
+    that of B. Heads need nothing of each other, so nothing is sent between the two, except what
+    ``attend`` sends.
 
     x and the output are [batch, seq, hidden], or [batch, seq/t, hidden] with ``sequence_parallel``.
     Q, K and V are one fused column-parallel layer, [Q; K; V] with stride 3, so that each rank gets
@@ -193,13 +205,13 @@ def apply_rotary(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
     return rotated.to(x.dtype)
 
 
-class _ReplicatedNorm(PlacedModule):
-    """Every rank has the whole weights.
+class _ReplicatedNorm(nn.Module):
+    """A norm with all of its weights on every rank.
 
-    With ``sequence_parallel`` it sees only its tokens, so gradients are partial.
-
-    Every backward all-reduces these, unless ``defer_grad_reduce`` leaves that to the end of the
-    step.
+    Communication: none, because a token's norm needs that token alone. With ``sequence_parallel`` a
+    rank sees only its tokens, so the gradients of its weights are partial: every backward
+    all-reduces them in one message, of the hidden_size numbers of each weight, unless
+    ``defer_grad_reduce`` leaves that to the end of the step.
     """
 
     normalise: Callable[..., torch.Tensor]
@@ -219,7 +231,7 @@ class _ReplicatedNorm(PlacedModule):
         self.reduces_in_backward = sequence_parallel and not defer_grad_reduce
         deferred = sequence_parallel and defer_grad_reduce
         replicated = Placement(copy_groups=(group,), defer_grad_reduce=deferred)
-        self.set_placements(weight=replicated, bias=replicated)
+        self.placements = dict.fromkeys(self._parameters, replicated)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weights = tuple(self.parameters())

@@ -16,7 +16,7 @@ from torch import nn
 
 from labkit.autograd import first_derivative_only, refuse_autocast
 from labkit.partition import check_divides
-from labkit.placement import Placement, placement_of
+from labkit.placement import Placement
 from labkit.sizes import check_size
 from labkit.tensor_parallel.operators import (
     SEQUENCE_DIM,
@@ -34,7 +34,7 @@ from labkit.tensor_parallel.shards import ShardedWeight, transpose_chunks
 
 class ParallelLinear(ShardedWeight):
     """The base of both layers: this rank's shard of the weight, and a bias with one number for each
-    of its rows.
+    of its rows. What is sent when, the layers say.
     """
 
     partition_dim: int  # of the weight [out, in]: 0 divides the outputs, 1 the inputs
@@ -67,9 +67,10 @@ class ParallelLinear(ShardedWeight):
         self.sequence_parallel = sequence_parallel
         self.defer_grad_reduce = defer_grad_reduce and sequence_parallel
         self.bias = nn.Parameter(torch.empty_like(self.weight[:, 0])) if bias else None
-        replicated = Placement(copy_groups=(group,), defer_grad_reduce=self.defer_grad_reduce)
-        like_weight = placement_of(self.weight)
-        self.set_placements(bias=like_weight if self.partition_dim == 0 else replicated)
+        if bias:
+            replicated = Placement(copy_groups=(group,), defer_grad_reduce=self.defer_grad_reduce)
+            like_weight = self.placements["weight"]
+            self.placements["bias"] = like_weight if self.partition_dim == 0 else replicated
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -1,5 +1,5 @@
-"""Shards weights and gathers them: every rank draws the whole *master weight* from the same seed
-and keeps its shard.
+"""Shards weights and gathers them: every rank draws the unsharded *master weight* from the same
+seed and keeps its shard.
 
 So weights and results do not depend on the number of ranks.
 """
@@ -13,7 +13,7 @@ from torch import nn
 
 from labkit.groups import local_device
 from labkit.partition import chunks_of_rank
-from labkit.placement import PlacedModule, Placement, Shard, placement_of, unsharded_size
+from labkit.placement import Placement, Shard, placement_of, unsharded_size
 from labkit.tensor_parallel.operators import all_gather
 
 
@@ -29,9 +29,12 @@ def local_shard(
     return torch.cat([master.narrow(dim, chunk.start, len(chunk)) for chunk in chunks], dim)
 
 
-class ShardedWeight(PlacedModule):
+class ShardedWeight(nn.Module):
     """A module whose ``weight`` is this rank's shard of a master weight of ``sizes``, divided along
     ``dim``.
+
+    Communication: when the weight is drawn, the ranks all-reduce two numbers, to see that they drew
+    the same. What forward and backward send is up to the layers.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class ShardedWeight(PlacedModule):
         local_sizes = list(sizes)
         local_sizes[dim] = -(-sizes[dim] // group.size())  # rounded up: the last shards are padded
         self.weight = nn.Parameter(torch.empty(local_sizes, **factory))
-        self.set_placements(weight=Placement((Shard(dim, sizes[dim], group, stride),)))
+        self.placements = {"weight": Placement((Shard(dim, sizes[dim], group, stride),))}
 
     def reset_parameters(self) -> None:
         """Let every rank `draw` the weight.
@@ -62,7 +65,7 @@ class ShardedWeight(PlacedModule):
         Raises:
             ValueError: the ranks of the group drew different weights: their seeds differ.
         """
-        master = draw(self.weight, self.init_method)
+        master = draw(self, "weight", self.init_method)
         if master is not None and self.group.size() > 1:
             self._check_same_on_all_ranks(master)
         self.master_weight = master if self.keep_master_weight else None
@@ -85,31 +88,28 @@ class ShardedWeight(PlacedModule):
 
 @torch.no_grad()
 def draw(
-    weight: nn.Parameter, init_method: Callable[[torch.Tensor], object]
+    module: nn.Module, name: str, init_method: Callable[[torch.Tensor], object]
 ) -> torch.Tensor | None:
-    """Draw the unsharded weight on the CPU, keep this rank's shard, and return all of it; on the
-    meta device, do nothing.
+    """Draw a module's unsharded weight on the CPU, keep this rank's shard, and return all of it; on
+    the meta device, do nothing.
     """
+    weight = module.get_parameter(name)
+    placement = placement_of(module, name)
     if weight.is_meta:
         return None
-    master = torch.empty(unsharded_size(weight), dtype=weight.dtype, device="cpu")
+    master = torch.empty(unsharded_size(weight, placement), dtype=weight.dtype, device="cpu")
     init_method(master)
-    weight.copy_(shard_like(master, weight))
+    weight.copy_(shard_like(master, placement))
     return master
 
 
-def shard_of(parameter: nn.Parameter) -> Shard | None:
-    """Return how a layer's parameter is divided, in its first such dim, or None if every rank has
-    the whole.
-    """
-    return next(iter(placement_of(parameter).shards), None)
-
-
-def unshard(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    """Return on every rank the whole of a tensor that is sharded like the parameter, such as its
+def unshard(tensor: torch.Tensor, placement: Placement) -> torch.Tensor:
+    """Return on every rank the unsharded tensor, of a parameter with this placement or of its
     gradient.
+
+    Communication: an all-gather for each dim that is divided.
     """
-    for shard in placement_of(parameter).shards:
+    for shard in placement.shards:
         tp_size = shard.group.size()
         if tp_size > 1:
             gathered = all_gather(tensor.detach(), shard.group, shard.dim).movedim(shard.dim, -1)
@@ -118,10 +118,10 @@ def unshard(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
     return tensor
 
 
-def shard_like(unsharded: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    """Return this rank's shard of a whole tensor: the inverse of `unshard`."""
+def shard_like(unsharded: torch.Tensor, placement: Placement) -> torch.Tensor:
+    """Return this rank's shard of an unsharded tensor: the inverse of `unshard`."""
     tensor = unsharded
-    for shard in placement_of(parameter).shards:
+    for shard in placement.shards:
         tensor = local_shard(tensor, shard.group, shard.dim, shard.stride)
     return tensor
 

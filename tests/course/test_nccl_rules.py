@@ -1,6 +1,7 @@
 """What stands still on GPUs stands still on CPU ranks too, by NCCL's rules; gloo would let all of it pass."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch.distributed as dist
 from course.nccl_rules import Under
 from labkit import groups
 from labkit.launch import Deadlock, RankFailed, World, launch
-from labkit.schedules import gpipe, one_f_one_b
+from labkit.schedules import one_f_one_b
 from tests.labkit.launch.test_fault_table import (
     a_rank_skips_a_collective,
     a_ring_of_messages_without_a_batch,
@@ -43,9 +44,30 @@ def no_channels():
 
 
 def not_connected():
-    """A receive that is posted ahead connects first, and waits for its sender, which waits for another message."""
-    groups.ProcessGroups.connect = lambda *_: None
-    parity(gpipe(2, 4))
+    """A receive that is posted ahead connects first, and waits for its sender, which waits for the other message."""
+    posted_ahead(is_connected=False)
+
+
+def posted_ahead(is_connected):
+    """One message each way, in groups of their own; rank 1 answers what it has received."""
+    there, back = (dist.new_group([0, 1]) for _ in range(2))
+    if is_connected:
+        for group in (there, back):
+            first_message(group)
+    ahead = dist.irecv(torch.empty(1), group=back, group_src=1) if dist.get_rank() == 0 else None
+    first_message(there)
+    if ahead is None:
+        dist.send(torch.ones(1), group=back, group_dst=0)
+    else:
+        ahead.wait()
+
+
+def first_message(group):
+    """From rank 0 to rank 1."""
+    if dist.get_rank() == 0:
+        dist.send(torch.ones(1), group=group, group_dst=1)
+    else:
+        dist.recv(torch.ones(1), group=group, group_src=0)
 
 
 STANDSTILLS = {
@@ -138,6 +160,7 @@ def refusals():
 
 
 def test_what_runs():
+    launch(Under(partial(posted_ahead, is_connected=True)), world_size=2)
     with World(3) as world:
         assert world.run(Under(batched_ring)) == [2, 0, 1]
     with World(2) as world:

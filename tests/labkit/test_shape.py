@@ -37,7 +37,7 @@ def test_parameters_counted_piece_by_piece():
     ({"num_attention_heads": 3}, "num_attention_heads=3 does not divide hidden_size=100: use num_attention_heads 1, "),
         ({"num_query_groups": 3}, "num_query_groups=3 does not divide num_attention_heads=4: use num_query_groups 1"),
         ({"num_attention_heads": None, "num_query_groups": 2}, "num_query_groups=2 divides attention heads: give"),
-        ({"norm": "batchnorm"}, "norm='batchnorm' is unknown: use 'layernorm' or 'rmsnorm'"),
+        ({"norm": "batchnorm"}, "norm='batchnorm' is unknown: use layernorm or rmsnorm"),
 ])  # fmt: skip
 def test_shapes_that_no_model_has_are_refused(sizes, says):
     known = dict(num_layers=2, hidden_size=100, seq_length=8, vocab_size=10, num_attention_heads=4)

@@ -38,7 +38,7 @@ RELAY = [
     (4, {"tp_size": 2, "zero_stage": 1, "sequence_parallel": True}),
     (4, {"pp_size": 2, "num_chunks": 2, "schedule": "interleaved", "zero_stage": 2}),
     (8, {"tp_size": 2, "cp_size": 2, "zero_stage": 3, "shard_size": 2, "micro_batch_size": 4}),
-    (2, {"tp_size": 2, "recompute": True}),
+    (2, {"tp_size": 2, "recompute": "full"}),
     (4, {"pp_size": 4, "schedule": "zero-bubble"}),
     (1, {"num_chunks": 2, "schedule": "interleaved"}),
 ]

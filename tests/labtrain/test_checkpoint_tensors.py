@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from labkit.placement import FlatShard, Placement, Shard, set_placement
+from labkit.placement import FlatShard, Placement, Shard
 from labkit.tensor_parallel import local_shard
 from labtrain.checkpoint_tensors import SlicedTensor, make_states, slices_of
 
@@ -42,19 +42,16 @@ def test_slices_of_any_shard_fill_the_whole(shape, dims, stride, run):
             shards.append(Shard(dim, shape[dim], a_group(rank, 2), stride))
         for start in range(0, tensor.numel(), run or tensor.numel()):
             numbers = tensor.flatten()[start : start + run] if run else tensor
-            parameter = torch.nn.Parameter(numbers.clone())
             flat = FlatShard(tensor.shape, start) if run else None
-            set_placement(parameter, Placement(tuple(shards), flat=flat))
-            for offsets, each in slices_of(parameter.detach(), parameter):
+            for offsets, each in slices_of(numbers.clone(), Placement(tuple(shards), flat=flat)):
                 found[tuple(slice(n, n + size) for n, size in zip(offsets, each.shape))] += each
     assert torch.equal(found, whole)
 
 
 def test_padding_of_a_vocabulary_is_not_stored():
     def rows(rank):
-        parameter = torch.nn.Parameter(torch.ones(4, 3))
-        set_placement(parameter, Placement((Shard(0, 10, a_group(rank, 3)),)))  # words, for 3 ranks of 4
-        return [each.shape[0] for _, each in slices_of(parameter.detach(), parameter)]
+        placement = Placement((Shard(0, 10, a_group(rank, 3)),))  # words, for 3 ranks of 4
+        return [each.shape[0] for _, each in slices_of(torch.ones(4, 3), placement)]
 
     assert [rows(rank) for rank in range(3)] == [[4], [4], [2]]
 

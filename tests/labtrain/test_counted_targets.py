@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from labkit.launch import RankFailed, launch
+from labkit.placement import placements
 from labtrain import Trainer, training
 from labtrain.checkpoint_tensors import slices_of
 from tests.labtrain.test_trainer import train_plainly
@@ -47,9 +48,10 @@ def trained(config, kind, expected=None):
         parameters = {name: p for model in trainer.models for name, p in model.named_parameters()}
         if expected is None:
             return steps, {name: (p.detach().clone(), p.grad.clone()) for name, p in parameters.items()}
+        placed = placements(*trainer.models)
         for name, p in parameters.items():
             for whole, held in zip(expected[name], (p.detach(), p.grad)):
-                for offsets, block in slices_of(held, p) if held is not None else ():
+                for offsets, block in slices_of(held, placed[name]) if held is not None else ():
                     there = whole[tuple(slice(at, at + size) for at, size in zip(offsets, block.shape))]
                     torch.testing.assert_close(block, there, rtol=1e-9, atol=1e-10, msg=name)
         return steps

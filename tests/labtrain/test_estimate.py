@@ -10,8 +10,8 @@ import torch.utils.checkpoint
 
 from course.measure.saved import saved_for_backward
 from course.sizing import Plan, memory
-from course.sizing.folded import FOLDED
 from labkit.groups import init_groups
+from labkit.parallel_config import V_SHAPED
 from labtrain import TrainConfig, Trainer
 from labtrain.build import build
 from labtrain.estimate import estimate, what_a_rank_holds
@@ -20,8 +20,8 @@ from tests.labtrain.tiny import TINY, TODAY
 SMALL = replace(TINY, batch_size=4, micro_batch_size=1, precision="float32")
 CASES = [
     dict(pp_size=2, tp_size=2),
-    dict(pp_size=2, tp_size=2, sequence_parallel=True, recompute=True),
-    dict(pp_size=2, num_chunks=2, schedule="interleaved", recompute=True, **TODAY),
+    dict(pp_size=2, tp_size=2, sequence_parallel=True, recompute="full"),
+    dict(pp_size=2, num_chunks=2, schedule="interleaved", recompute="full", **TODAY),
     dict(pp_size=2, tp_size=2, dropout=0.1),
     dict(cp_size=2, tp_size=2, context_parallel="ring"),
     dict(cp_size=2, tp_size=2, context_parallel="ulysses", **TODAY),
@@ -86,23 +86,23 @@ MANY_WORDS = dict(tokens="{tokens}", vocab_size=4096)
 CP = dict(cp_size=2, dropout=0.0)
 PLANS = [
     dict(),
-    dict(recompute=True),
+    dict(recompute="full"),
     dict(micro_batch_size=2, tp_size=2),
-    dict(tp_size=2, sequence_parallel=True, recompute=True),
-    dict(tp_size=4, recompute=True, **MANY_WORDS),
+    dict(tp_size=2, sequence_parallel=True, recompute="full"),
+    dict(tp_size=4, recompute="full", **MANY_WORDS),
     dict(pp_size=4, **MANY_WORDS),
-    dict(pp_size=4, recompute=True, **MANY_WORDS),
+    dict(pp_size=4, recompute="full", **MANY_WORDS),
     dict(pp_size=2, num_chunks=2, schedule="interleaved", **MANY_WORDS),
-    dict(pp_size=2, num_chunks=2, schedule="interleaved", recompute=True),
+    dict(pp_size=2, num_chunks=2, schedule="interleaved", recompute="full"),
     dict(pp_size=2, schedule="zero-bubble-v", **MANY_WORDS),
-    dict(pp_size=2, schedule="v-half", recompute=True),
+    dict(pp_size=2, schedule="v-half", recompute="full"),
     CP,
-    dict(**CP, context_parallel="ulysses", recompute=True),
+    dict(**CP, context_parallel="ulysses", recompute="full"),
     dict(num_experts=8, ep_size=4),
-    dict(num_experts=8, ep_size=4, recompute=True),
-    dict(num_experts=8, ep_size=2, moe_layer_freq=2, recompute=True),
+    dict(num_experts=8, ep_size=4, recompute="full"),
+    dict(num_experts=8, ep_size=2, moe_layer_freq=2, recompute="full"),
     dict(**TODAY),
-    dict(**TODAY, recompute=True, tp_size=2),
+    dict(**TODAY, recompute="full", tp_size=2),
 ]
 
 
@@ -115,10 +115,10 @@ def test_the_estimate_is_that_of_the_formulas(options, tmp_path):
     config = TrainConfig(**{"batch_size": 8, "micro_batch_size": 1, "precision": "bfloat16"} | GPT_2 | options)
     same = ("tp_size", "cp_size", "pp_size", "ep_size", "micro_batch_size", "context_parallel", "sequence_parallel")
     given = {name: getattr(config, name) for name in same} | {"fused_attention": True, "pad_vocab_to": 1}
-    given["recompute"] = "full" if config.recompute else "none"
-    if config.schedule in FOLDED:
+    given["recompute"] = config.recompute
+    if config.schedule in V_SHAPED:
         given["schedule"] = config.schedule
-    given["num_chunks"] = 2 if config.schedule in FOLDED else config.num_chunks
+    given["num_chunks"] = 2 if config.schedule in V_SHAPED else config.num_chunks
     plan = Plan(config.shape, 4, config.batch_size, **given)
     for pp_rank in range(config.pp_size):
         _, held = what_a_rank_holds(config, 4, pp_rank, on_gpu=True)
@@ -134,7 +134,7 @@ def left_out_by_the_formulas(config):
     if config.positions == "learned":
         return 0
     h, kv, tokens = config.hidden_size, config.shape.kv_size, config.micro_batch_size * config.seq_length
-    layers = 1 if config.recompute else config.num_layers
+    layers = 1 if config.recompute == "full" else config.num_layers
     return layers * 2 * tokens * (h + kv + h) / config.tp_size
 
 

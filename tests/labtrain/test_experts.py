@@ -21,10 +21,10 @@ import torch.nn.functional as F
 from labkit.expert_parallel import Router
 from labkit.groups import group_of_one
 from labkit.launch import RankFailed, launch
+from labkit.parallel_config import V_SHAPED
 from labkit.tensor_parallel import ParallelMLP
 from labtrain import TrainConfig, train, training
 from labtrain.checkpoint_tensors import SlicedTensor, tensors_of
-from labtrain.config import V_SHAPED
 from labtrain.data import EVALUATION_SAMPLES
 from labtrain.estimate import estimate, what_a_rank_holds
 from labtrain.model import ParallelGPT
@@ -56,7 +56,7 @@ FACTORS = {
     "sequence_parallel": (False, True),
     "zero_stage": (0, 1, 2, 3),
     "shard_size": (None, 2),
-    "recompute": (False, True),
+    "recompute": ("none", "full"),
     "balance": tuple(BALANCES),
     "top_k": tuple(FORMS),
 }
@@ -261,7 +261,7 @@ def test_every_two_sizes_and_options(on_ranks):
     runs = [*some_runs()]
     met = set().union(*(itertools.combinations(choice, 2) for _, choice in runs))
     for pair in itertools.product(("ep_size", "expert_tp_size"), (1, 2)):
-        for other in [("zero_stage", 3), ("schedule", "zero-bubble"), ("balance", "global"), ("recompute", True)]:
+        for other in [("zero_stage", 3), ("schedule", "zero-bubble"), ("balance", "global"), ("recompute", "full")]:
             assert {(pair, other), (other, pair)} & met
     compare(on_ranks, runs)
 
@@ -269,7 +269,7 @@ def test_every_two_sizes_and_options(on_ranks):
 HYBRID = [  # ranks, among how many an expert is divided and how many have the same shard, and sizes
     (4, (2, 2), dict(shard_size=2, zero_stage=3)),
     (4, (1, 2), dict(shard_size=2, zero_stage=1, ep_size=2)),
-    (8, (2, 2), dict(shard_size=4, zero_stage=3, ep_size=2, recompute=True)),  # ep inside a block with one copy,
+    (8, (2, 2), dict(shard_size=4, zero_stage=3, ep_size=2, recompute="full")),  # ep inside a block with one copy,
     (8, (2, 2), dict(shard_size=4, zero_stage=2, ep_size=2, order="tp-cp-dp-ep-pp", balance="bias")),  # and across
     (8, (2, 2), dict(shard_size=2, zero_stage=1, tp_size=2, ep_size=2, sequence_parallel=True)),
     (8, (2, 2), dict(shard_size=4, zero_stage=3, cp_size=2, ep_size=2, balance="global")),
@@ -416,9 +416,9 @@ def test_a_checkpoint_continues_in_another_layout(on_ranks, tmp_path, before, af
     ({"moe_layer_freq": 2, "ffn_hidden_size": 9, "tp_size": 2}, "tp_size=2 does not divide ffn_hidden_size=9: use"),
     ({"capacity_factor": 0}, "capacity_factor=0 must be a number above 0: leave it out to drop no token"),
     ({"capacity_factor": math.nan}, "capacity_factor=nan must be a number above 0"),
-    ({"aux_loss": "batch"}, "aux_loss='batch' is unknown: use micro_batch, sequence, global"),
+    ({"aux_loss": "batch"}, "aux_loss='batch' is unknown: use micro_batch, sequence or global"),
     ({"z_loss_coefficient": -1}, "z_loss_coefficient=-1 must be a number of at least 0"),
-    ({"router_scores": "tanh"}, "router_scores='tanh' is unknown: use 'softmax' or 'sigmoid'"),
+    ({"router_scores": "tanh"}, "router_scores='tanh' is unknown: use softmax or sigmoid"),
     ({"moe_layer_freq": 0}, "moe_layer_freq=0 must be at least 1"),
 ])  # fmt: skip
 def test_options_that_do_not_fit_are_refused(options, says):

@@ -46,7 +46,7 @@ LAYOUTS = [  # each with every choice of what is frozen, over the table
     (2, dict(pp_size=2, schedule="zero-bubble", zero_stage=0), "all below"),
     (4, dict(pp_size=2, zero_stage=2), "all below"),
     (4, dict(pp_size=2, zero_stage=1, schedule="interleaved", num_chunks=2), "in each unit"),
-    (4, dict(zero_stage=3, shard_size=2, recompute=True), "in each unit"),
+    (4, dict(zero_stage=3, shard_size=2, recompute="full"), "in each unit"),
     (2, dict(tp_size=2, sequence_parallel=True), "in each unit"),
     (4, dict(cp_size=2, zero_stage=3), "the head"),
     (4, dict(tp_size=2, zero_stage=1, sequence_parallel=True), "the head"),

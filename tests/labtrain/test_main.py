@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import inspect
 import io
 import os
 import re
@@ -66,10 +67,13 @@ def command(monkeypatch, capsys):
 
 
 def explanations():
-    """What the source of `TrainConfig` says about each option: the comment beside it, or else the lines above it."""
+    """What the sources of `TrainConfig` say about each option: the comment beside it, or else the lines above it."""
     field = r"((?:^    # .+\n)*)^    (\w+): [^#\n]+?(?:  # (.+))?$"
-    found = re.findall(field, (ROOT / "labtrain/config.py").read_text(), re.MULTILINE)
-    return {name: beside or above for above, name, beside in found if beside or above}
+    explained = {}
+    for kind in reversed(TrainConfig.__mro__[:-1]):  # a section may say more of a field than labkit does
+        found = re.findall(field, inspect.getsource(kind), re.MULTILINE)
+        explained |= {name: beside or above for above, name, beside in found if beside or above}
+    return explained
 
 
 def test_help_explains_every_option(command):
@@ -102,7 +106,7 @@ def test_help_explains_every_option(command):
         (["--tp", "2"], "--tp 2 * --pp 1 = 2 does not divide world_size=1: use --tp 1, or world_size 2"),
         (
             ["--batch-size", "6"],
-            "dp_size=1 * --micro-batch-size 4 does not divide --batch-size 6: use --batch-size 4 or 8",
+            "dp_size=1 * --micro-batch-size 4 = 4 does not divide --batch-size 6: use --batch-size 4 or 8",
         ),
         (["--resume"], "labtrain: --resume needs a --checkpoint-dir: name a folder"),
         (["--cp", "64"], "does not divide --seq-length 64: use --seq-length 128, or --no-zigzag"),
@@ -296,7 +300,7 @@ def refused(folder, *options):
 
 def test_torchrun_does_not_drown_the_message(tmp_path):
     """It comes first, once for all ranks; and once more at the very end, as the cause that torchrun reports."""
-    message = "labtrain: dp_size=2 * --micro-batch-size 4 does not divide --batch-size 6: use --batch-size 8"
+    message = "labtrain: dp_size=2 * --micro-batch-size 4 = 8 does not divide --batch-size 6: use --batch-size 8"
     with World(2) as world:
         assert sorted(world.run(refused, tmp_path, "--batch-size", "6")) == [(2, ""), (2, f"{message}\n")]
     failures = {rank: ProcessFailure(rank, 1, 2, f"{tmp_path}/{rank}") for rank in range(2)}

@@ -13,7 +13,7 @@ from torch import nn
 from course.communication import communication_log
 from labkit.data_parallel.replicas import materialize
 from labkit.groups import group_of_one, local_device
-from labkit.placement import Placement, placement_of
+from labkit.placement import Placement, placements
 from labkit.shape import GPT
 from labkit.tensor_parallel import ParallelSelfAttention, ShardedDropout, shard_like, unshard
 from labtrain.model import STD, ParallelGPT, normal
@@ -88,9 +88,10 @@ def give_values(stages, group):
     """Set every parameter to its shard of `any_value`."""
     sizes = whole_sizes()
     for stage in stages:
+        placed = placements(stage)
         for name, parameter in stage.named_parameters():
             whole = any_value(name, sizes[name]).to(local_device())
-            parameter.data.copy_(shard_like(whole, parameter))
+            parameter.data.copy_(shard_like(whole, placed[name]))
 
 
 def loss_of(stages, ids, targets):
@@ -104,8 +105,9 @@ def whole_gradients(stages, group):
     """Of every parameter, by name; the tied embedding's are added up over the stages that hold it."""
     gradients = {}
     for stage in stages:
+        placed = placements(stage)
         for name, parameter in stage.named_parameters():
-            gradient = unshard(parameter.grad, parameter).cpu()
+            gradient = unshard(parameter.grad, placed[name]).cpu()
             gradients[name] = gradients.get(name, 0) + gradient
     return gradients
 
@@ -137,8 +139,8 @@ def assert_same(got, expected):
 
 
 ARRANGEMENTS = [  # any two of the options meet in all four ways
-    {"sequence_parallel": sequence_parallel, "recompute": recompute, "num_stages": 1 + (sequence_parallel != recompute)}
-    for sequence_parallel, recompute in product([False, True], [False, True])
+    {"sequence_parallel": divided, "recompute": recompute, "num_stages": 1 + (divided != (recompute == "full"))}
+    for divided, recompute in product([False, True], ["none", "full"])
 ]
 
 
@@ -205,11 +207,11 @@ def test_training_is_the_same_training(on_ranks):
 
 def start_weights(group, **options):
     """Of all stages together, whole, by name."""
-    return {
-        name: unshard(parameter, parameter).cpu()
-        for stage in stages_of(group, **options)
-        for name, parameter in stage.named_parameters()
-    }
+    weights = {}
+    for stage in stages_of(group, **options):
+        placed = placements(stage)
+        weights |= {name: unshard(p, placed[name]).cpu() for name, p in stage.named_parameters()}
+    return weights
 
 
 def assert_equal(got, expected):
@@ -242,7 +244,7 @@ def test_a_model_from_the_meta_device_starts_with_the_same_weights(on_ranks, opt
             materialize(late, local_device())
             for (name, one), (_, other) in zip(late.named_parameters(), early.named_parameters()):
                 assert torch.equal(one, other), name
-                assert placement_of(one) == placement_of(other) != Placement(), name
+                assert placements(late)[name] == placements(early)[name] != Placement(), name
 
     on_ranks(built)
 
@@ -380,9 +382,9 @@ def gradients_with_dropout(group, seed, recompute, sequence_parallel):
 def test_recomputation_replays_dropout(on_ranks):
     def both_ways(group):
         for sequence_parallel in (False, True):
-            kept, again = (gradients_with_dropout(group, 7, flag, sequence_parallel) for flag in (False, True))
+            kept, again = (gradients_with_dropout(group, 7, how, sequence_parallel) for how in ("none", "full"))
             assert_same(again, kept)
-            other_seed, _ = gradients_with_dropout(group, 8, True, sequence_parallel)
+            other_seed, _ = gradients_with_dropout(group, 8, "full", sequence_parallel)
             assert other_seed != kept[0]
 
     both_ways(group_of_one())
@@ -390,7 +392,7 @@ def test_recomputation_replays_dropout(on_ranks):
 
 
 def test_evaluation_drops_nothing():
-    [model], [without] = stages_of(group_of_one(), dropout=0.5, recompute=True), stages_of(group_of_one())
+    [model], [without] = stages_of(group_of_one(), dropout=0.5, recompute="full"), stages_of(group_of_one())
     assert loss_of([model.eval()], *tokens()) == loss_of([without], *tokens())
 
 
@@ -434,8 +436,8 @@ def saved_bytes(recompute):
 def test_recomputation_keeps_only_the_inputs_of_layers():
     hidden = 8 * BATCH * SHAPE.seq_length * SHAPE.hidden_size
     around = 4 * hidden  # the final norm's input, output and statistics; the loss's softmax; none larger than hidden
-    assert saved_bytes(recompute=True) <= SHAPE.num_layers * hidden + around
-    assert saved_bytes(recompute=False) > SHAPE.num_layers * 10 * hidden
+    assert saved_bytes(recompute="full") <= SHAPE.num_layers * hidden + around
+    assert saved_bytes(recompute="none") > SHAPE.num_layers * 10 * hidden
 
 
 # -- what does not fit --------------------------------------------------------------------------------------------

@@ -18,11 +18,11 @@ pytestmark = pytest.mark.gloo  # what records the calls hears torch's own groups
 
 BASE = replace(MOE, steps=2, eval_interval=2, num_layers=2, ep_size=2, micro_batch_size=1, **BALANCES["global"])
 RUNS = [
-    dict(zero_stage=3, recompute=True, dropout=0.1, async_save=True),
+    dict(zero_stage=3, recompute="full", dropout=0.1, async_save=True),
     dict(zero_stage=2, capacity_factor=0.5, moe_layer_freq=2, precision="bfloat16"),
     dict(tp_size=2, expert_tp_size=1, sequence_parallel=True, dropout=0.1, async_save=True),
     dict(cp_size=2, context_parallel="ulysses", zero_stage=3),
-    dict(pp_size=2, schedule="v-min", num_layers=4, zero_stage=1, recompute=True, expert_bias_update_rate=0.1),
+    dict(pp_size=2, schedule="v-min", num_layers=4, zero_stage=1, recompute="full", expert_bias_update_rate=0.1),
 ]
 
 

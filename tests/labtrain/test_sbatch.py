@@ -76,7 +76,7 @@ def test_no_layout_that_fits_is_faster(config, num_ranks):
     shared = config.shape, num_ranks, config.batch_size
     plan = Plan(
         *shared, config.tp_size, config.pp_size, config.micro_batch_size, cp_size=config.cp_size, fused_attention=True,
-        recompute="full" if config.recompute else "none", sequence_parallel=config.sequence_parallel,
+        recompute=config.recompute, sequence_parallel=config.sequence_parallel,
         zero_stage=config.zero_stage,
     )  # fmt: skip
     ways = [dict(zero_stage=stage, sequence_parallel=divided) for stage in (0, 1) for divided in (False, True)]

@@ -50,7 +50,7 @@ def test_the_vocabulary_says_how_many_bits_a_number_has(text, vocab_size, bits):
         ({"tokens": "no/ids", "vocab_size": 9}, "the token file no/ids cannot be read (No such file or directory): na"),
         ({"tokens": ".", "vocab_size": 9}, "the token file . is a folder, a pipe or a device: name a file"),
         ({"tokens": "ids.bin", "vocab_size": 0}, "vocab_size=0 must be at least 1"),
-        ({"tokens": "ids.bin", "vocab_size": 9, "token_bits": 8}, "token_bits=8 is unknown: use 16, 32, 64, None"),
+        ({"tokens": "ids.bin", "vocab_size": 9, "token_bits": 8}, "token_bits=8 is unknown: use 16, 32, 64 or None"),
         ({"vocab_size": 9}, "vocab_size=9 is for a file of tokens: name one by tokens=, or leave out vocab_size"),
         ({"token_bits": 16}, "token_bits=16 is for a file of tokens: name one by tokens=, or leave out token_bits"),
         ({"profile_dir": ""}, "profile_dir='' is not a folder: name one, or leave it out"),

@@ -18,8 +18,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 from course.stream import stream
 from labkit.groups import group_of_one, local_device
 from labkit.launch import RankFailed, World, launch
+from labkit.parallel_config import SCHEDULES, V_SHAPED
 from labtrain import steps, train, training
-from labtrain.config import SCHEDULES, V_SHAPED
 from labtrain.data import EVALUATION_SAMPLES
 from labtrain.model import ParallelGPT
 from tests.labtrain.tiny import TINY, TODAY, in_few_launches, numbers
@@ -136,7 +136,7 @@ OPTIONS = {
     "schedule": ("1f1b", "gpipe", "interleaved", "zero-bubble", "zero-bubble-v"),
     "sequence_parallel": (False, True),
     "zero_stage": (0, 1, 2, 3),
-    "recompute": (False, True),
+    "recompute": ("none", "full"),
     "precision": ("float64", "float32"),
     "tied": (True, False),  # False: and all else that makes it a model of today
     "context_parallel": ("ring", "contiguous ring", "ulysses", "all_gather"),
@@ -233,7 +233,7 @@ def test_every_layout(on_ranks):
     assert len(chosen) < 40
     one_rank_two_chunks = 1, replace(SHORT, schedule="interleaved", num_chunks=2)  # it has the first and the last stage
     # Here the layers are computed once more for the gradients of the weights, when their backward seems to be over.
-    again = 4, replace(SHORT, pp_size=2, schedule="zero-bubble", zero_stage=1, recompute=True, micro_batch_size=2)
+    again = 4, replace(SHORT, pp_size=2, schedule="zero-bubble", zero_stage=1, recompute="full", micro_batch_size=2)
     compare_with_one_process(on_ranks, [*(run_of(*each) for each in chosen), one_rank_two_chunks, again])
 
 
@@ -246,7 +246,7 @@ IN_A_PIPELINE = {  # every schedule beside every other axis; m, the number of mi
     "dp_size": (1, 2),
     "zero_stage": (0, 1, 2, 3),
     "sequence_parallel": (False, True),
-    "recompute": (False, True),
+    "recompute": ("none", "full"),
     "tied": (True, False),  # False: and all else that makes it a model of today
 }
 
@@ -292,7 +292,7 @@ def test_a_schedule_beside_everything(on_ranks, schedule, p):
 UNEVEN = [  # with the layers of each rank, chunk by chunk
     (dict(pp_size=2, stage_layers=(1, 4)), [["0"], ["1234"]]),
     (dict(pp_size=2, first_stage_layers=2, schedule="zero-bubble", zero_stage=1, **TODAY), [["01"], ["234"]]),
-    (dict(pp_size=2, stage_layers=(1, 2, 1, 1), schedule="zero-bubble-v", recompute=True), [["0", "4"], ["12", "3"]]),
+    (dict(pp_size=2, stage_layers=(1, 2, 1, 1), schedule="zero-bubble-v", recompute="full"), [["0", "4"], ["12", "3"]]),
     (
         dict(pp_size=2, first_stage_layers=2, schedule="interleaved", num_chunks=2, zero_stage=3),
         [["01", "3"], ["2", "4"]],
@@ -409,7 +409,7 @@ def test_gradients_of_bfloat16_add_up_in_float32(on_ranks):
 
 
 def test_a_world_that_does_not_fit_is_reported_by_launch():
-    with pytest.raises(RankFailed, match=r"raised ValueError: dp_size=3 \* micro_batch_size=2 does not divide"):
+    with pytest.raises(RankFailed, match=r"raised Misfit: dp_size=3 \* micro_batch_size=2 = 6 does not divide"):
         launch(train, TINY, world_size=3)
 
 
@@ -471,7 +471,7 @@ def test_dropout_is_the_same_again_and_with_recomputation(on_ranks, options):
     assert numbers(once) == numbers(again)
     without = on_ranks(train, replace(config, dropout=0.0))[0]
     assert abs(once[0].loss - without[0].loss) > 1e-4
-    recomputed = on_ranks(train, replace(config, recompute=True))[0]
+    recomputed = on_ranks(train, replace(config, recompute="full"))[0]
     assert numbers(recomputed) == pytest.approx(numbers(once), rel=1e-10)
 
 

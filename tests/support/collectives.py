@@ -2,7 +2,7 @@
 
 NCCL matches the collectives of a communicator by their order alone. Where two are swapped on a rank, the run hangs, or
 goes on with wrong numbers if their sizes agree. Kernels of several communicators may wait in one queue of a GPU, so
-the orders of all ranks must agree across communicators, too. A pipeline's messages are `nccl_simulated`'s.
+the orders of all ranks must agree across communicators, too. A pipeline's messages are `labkit.schedules.check`'s.
 """
 
 from collections import Counter, defaultdict

@@ -22,7 +22,7 @@ from labkit.schedules import (
     zero_bubble_v,
 )
 
-WIDTHS = [6, 5, 9, 4, 7]  # of what stages take and give, over and over
+WIDTH = 6  # of the model's input
 
 
 def renumbered(schedule, order):
@@ -46,9 +46,10 @@ def in_a_v(p, m):
 
 
 def model_chunks(count, square=False):
-    """The same on every rank: each gives a different width than it takes, unless they are square."""
+    """The same on every rank. Between stages all have one width; unless square, the model's ends have others."""
     torch.default_generator.manual_seed(0)
-    width = [WIDTHS[0 if square else i % len(WIDTHS)] for i in range(count + 1)]
+    between = WIDTH if square else 5
+    width = [WIDTH, *[between] * (count - 1), WIDTH if square else 7]
     return [
         nn.Sequential(nn.Linear(n, n + 1), nn.GELU(), nn.LayerNorm(n + 1), nn.Linear(n + 1, k))
         for n, k in pairwise(width)
@@ -85,37 +86,40 @@ def in_float64():
 
 
 def compare(schedule, rows, make, with_targets, groups, options):
-    whole, copies = make(schedule.num_stages), make(schedule.num_stages)
+    whole = make(schedule.num_stages)
+    copies = make(schedule.num_stages)
     numbers = [schedule.stage_of(groups.coords.pp, chunk) for chunk in range(schedule.num_chunks)]
-    mine = [copies[number] for number in numbers]
+    local = [copies[number] for number in numbers]
     torch.default_generator.manual_seed(1)
-    x = torch.randn(sum(rows), WIDTHS[0])
+    x = torch.randn(sum(rows), WIDTH)
     y = nn.Sequential(*whole)(x)
     target = torch.randn(y.shape) if with_targets else None
     expected = mean_square(y, target)
     if expected.requires_grad:
         expected.backward()
-    options = {"loss": mean_square, "targets": None if target is None else target.split(rows)} | options
-    evaluated = pipeline.run(schedule.forward_only(), mine, groups, x.split(rows), **options)
-    assert not any(parameter.grad is not None for chunk in mine for parameter in chunk.parameters())
-    trained = pipeline.run(schedule, mine, groups, x.split(rows), **options)
+    between = whole[0](x.split(rows)[0])
+    given = {"loss": mean_square, "activation_spec": (between.dtype, between.shape)}
+    options = given | {"targets": None if target is None else target.split(rows)} | options
+    evaluated = pipeline.run(schedule.forward_only(), local, groups, x.split(rows), **options)
+    assert not any(parameter.grad is not None for chunk in local for parameter in chunk.parameters())
+    trained = pipeline.run(schedule, local, groups, x.split(rows), **options)
     is_last = schedule.num_stages - 1 in numbers
     for loss in (evaluated, trained):
         assert (loss is not None) == is_last, schedule.name
         if loss is not None:
             torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=1e-12)
             assert not loss.requires_grad
-    for number, chunk in zip(numbers, mine):
+    for number, chunk in zip(numbers, local):
         same_gradients(chunk, whole[number], f"{schedule.name}, m = {len(rows)}, chunk {number}")
 
 
 def same_gradients(got, expected, what):
     wanted = dict(expected.named_parameters())
     for name, parameter in got.named_parameters():
-        theirs, ours = (torch.zeros(()) if each.grad is None else each.grad for each in (wanted[name], parameter))
-        if ours.shape != theirs.shape:  # a stage that forgets its input sends zeros back; one process has None there
-            ours, theirs = ours.abs().sum(), theirs.abs().sum()
-        assert_same(ours, theirs, f"{what}, {name}")
+        here, there = (torch.zeros(()) if p.grad is None else p.grad for p in (parameter, wanted[name]))
+        if here.shape != there.shape:  # a stage that forgets its input sends zeros back; one process has None there
+            here, there = here.abs().sum(), there.abs().sum()
+        assert_same(here, there, f"{what}, {name}")
 
 
 def assert_same(got, expected, what):

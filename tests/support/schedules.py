@@ -13,7 +13,7 @@ def ops(line):
     return tuple(Op(KINDS[kind], int(i), int(chunk or 0)) for kind, i, chunk in parts)
 
 
-def own(*lines, m=2, **sizes):
+def schedule_of(*lines, m=2, **sizes):
     """A schedule from one line of ops per rank."""
     return Schedule("own", len(lines), m, [ops(line) for line in lines], **sizes)
 

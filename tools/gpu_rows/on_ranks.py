@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -16,10 +15,11 @@ from labkit import pipeline, tensor_parallel
 from labkit.context_parallel import positions
 from labkit.groups import init_groups, local_device
 from labkit.layout import ParallelLayout
+from labkit.parallel_config import SCHEDULES
+from labkit.placement import placements
 from labkit.sizes import divisors
 from labkit.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, shard_like
 from labtrain import TrainConfig
-from labtrain.config import SCHEDULES
 from labtrain.model import CONTEXT_PARALLEL
 from tools.gpu_rows.one_process import losses_of, resumed
 from tools.gpu_rows.row import Found, Where, judged
@@ -81,9 +81,10 @@ def layer(name: str) -> list[Difference]:
     one = nn.Sequential(*dense).double()
     many = nn.Sequential(*sharded)
     unsharded = dict(one.named_parameters())
+    placed = placements(many)
     with torch.no_grad():
         for key, parameter in many.named_parameters():
-            parameter.copy_(shard_like(unsharded[key], parameter))
+            parameter.copy_(shard_like(unsharded[key], placed[key]))
 
     def local(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
         """Return this rank's part, where there are parts."""
@@ -106,7 +107,7 @@ def layer(name: str) -> list[Difference]:
     else:
         got.backward(local(grad, sequence_dim).to(device))
         expected.backward(grad)
-    wanted = {key: shard_like(unsharded[key].grad, parameter) for key, parameter in many.named_parameters()}
+    wanted = {key: shard_like(unsharded[key].grad, placement) for key, placement in placed.items()}
     wanted["output"] = local(local(expected, sequence_dim), -1 if has_words else None)
     wanted["gradient of the input"] = None if has_words else local(x.grad, sequence_dim)
     return compare({"output": got, "gradient of the input": local_x.grad, **gradients(many)}, wanted)
@@ -135,12 +136,10 @@ def attention(name: str, dtype: torch.dtype) -> list[Difference]:
 
 
 def stages(count: int) -> nn.ModuleList:
-    """Return the same stages on every rank; each gives a different width than it takes."""
+    """Return the same stages on every rank: each gives what it takes, so nobody has to say what travels."""
     torch.default_generator.manual_seed(0)  # draws nothing on a GPU
-    widths = [(6, 5, 9, 4, 7)[number % 5] for number in range(count + 1)]
     return nn.ModuleList(
-        nn.Sequential(nn.Linear(a, a + 1), nn.GELU(), nn.LayerNorm(a + 1), nn.Linear(a + 1, b))
-        for a, b in pairwise(widths)
+        nn.Sequential(nn.Linear(6, 7), nn.GELU(), nn.LayerNorm(7), nn.Linear(7, 6)) for _ in range(count)
     ).double()
 
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from labtrain.config import SCHEDULES
+from labkit.parallel_config import SCHEDULES
 from labtrain.model import CONTEXT_PARALLEL
 from tools.gpu_rows import faults, on_ranks, one_process, speed
 from tools.gpu_rows.row import A_GPU, SEVERAL_GPUS, Row

@@ -191,7 +191,7 @@ def _run_steps(plan: Plan, schedule: Schedule, pace: Pace, num_steps: int) -> tu
                 loss=work.loss,
                 targets=work.targets,
                 trace=trace,
-                activation=work.activation,
+                activation_spec=work.activation_spec,
             )
             if plan.dp_size > 1:
                 dist.all_reduce(work.gradients(), group=groups.dp)

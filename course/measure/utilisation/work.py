@@ -45,12 +45,12 @@ class Pace:
 class Work:
     """A rank's chunks of the model, the micro-batches, and what the last stage makes of its output.
 
-    ``activation``: dtype and shape of what goes from stage to stage; a GPU's host need not wait to be told.
+    ``activation_spec``: dtype and shape of what goes from stage to stage.
     """
 
     chunks: list[nn.Module]
     inputs: list[torch.Tensor]
-    activation: tuple[torch.dtype, torch.Size]
+    activation_spec: tuple[torch.dtype, torch.Size]
     loss: Callable
     targets: list[torch.Tensor] | None = None
 
@@ -75,7 +75,7 @@ def computing_work(plan: Plan, schedule: Schedule, groups: ProcessGroups) -> Wor
             groups.tp,
             stage=schedule.stage_of(groups.coords.pp, chunk),
             num_stages=schedule.num_stages,
-            recompute=plan.recompute == "full",
+            recompute="full" if plan.recompute == "full" else "none",
             sequence_parallel=plan.sequence_parallel,
             dtype=torch.bfloat16,
             device=local_device(),

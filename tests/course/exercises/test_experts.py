@@ -10,7 +10,7 @@ from labkit.expert_parallel import Load, LoadBalancing, MoELayer, Router, dispat
 from labkit.groups import groups_of_one, init_groups
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
-from labkit.placement import placement_of
+from labkit.placement import placements
 from tests.course.exercises.wrong_answers import experts as answers
 
 SIZES = [
@@ -64,7 +64,7 @@ def test_the_auxiliary_loss_is_that_of_labkit():
 
 def divisor_of_a_layer(layout):
     with init_groups(layout) as groups:
-        placement = placement_of(MoELayer(2, 4, 4, 2, groups).experts.up)
+        placement = placements(MoELayer(2, 4, 4, 2, groups))["experts.up"]
         assert placement.replica_group is not None
         return placement.replica_group.size(), placement.grad_divisor
 

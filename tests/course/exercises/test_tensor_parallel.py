@@ -69,7 +69,7 @@ def masks_of_the_model(sequence_parallel):
     """What a rank of 2 x 2 drops of hidden states and of attention weights, and the same when recomputed."""
     groups = init_groups(ParallelLayout(4, tp_size=2))
     shape = GPT(num_layers=1, hidden_size=16, seq_length=8, vocab_size=11, num_attention_heads=4)
-    options = {"dropout": 0.5, "recompute": True, "sequence_parallel": sequence_parallel}
+    options = {"dropout": 0.5, "recompute": "full", "sequence_parallel": sequence_parallel}
     model = ParallelGPT(shape, groups.tp, **options)
     seen = {"hidden states": [], "attention weights": []}
 

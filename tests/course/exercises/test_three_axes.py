@@ -9,7 +9,7 @@ from labkit.gradients import loss_and_grad_norm
 from labkit.groups import init_groups
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
-from labkit.placement import Placement, Shard, set_placement
+from labkit.placement import Placement, Shard
 from labkit.tensor_parallel import unshard
 
 
@@ -25,13 +25,15 @@ def as_the_trainer_counts(num_stages):
     with init_groups(ParallelLayout(2 * num_stages, tp_size=2, pp_size=num_stages)) as groups:
         gradients, kinds, tp_rank = three_axes.norm_inputs(num_stages)
         assert (groups.coords.tp, groups.coords.pp) == (tp_rank, dist.get_rank() // 2)
-        parameters = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
-        for parameter, gradient, kind in zip(parameters, gradients, kinds, strict=True):
+        placed = {}
+        for gradient, kind in zip(gradients, kinds, strict=True):
+            parameter = torch.nn.Parameter(torch.zeros_like(gradient))
             parameter.grad = gradient
             whole, cut = Placement(copy_groups=(groups.tp,)), (Shard(0, 2 * len(parameter), groups.tp),)
-            set_placement(parameter, whole if kind == "whole" else Placement(cut, is_tied_copy=kind == "copy"))
-        assert unshard(parameters[0], parameters[0]).shape == (6,)
-        _, counted, *_ = loss_and_grad_norm(torch.zeros(()), parameters, groups)
+            placed[parameter] = whole if kind == "whole" else Placement(cut, is_tied_copy=kind == "copy")
+        first, placement = next(iter(placed.items()))
+        assert unshard(first, placement).shape == (6,)
+        _, counted, *_ = loss_and_grad_norm(torch.zeros(()), placed, groups)
     return counted, three_axes.my_norm(gradients, kinds, tp_rank).item()
 
 

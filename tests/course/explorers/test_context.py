@@ -36,7 +36,7 @@ def test_the_facts_are_messages_and_bytes(explorer):
 
 def test_ulysses_is_closed_where_heads_would_have_to_be_cut(explorer):
     explorer.choose(tp_size=4)
-    assert "c · t = 16 must divide the kv heads" in explorer.facts.html
+    assert "t * c = 16 does not divide kv heads = 8" in explorer.facts.html
     assert "Ulysses <b>does not fit</b>" in explorer.says
     assert "alert" not in explorer.says
 

@@ -21,7 +21,7 @@ from tests.labtrain.tiny import TINY, TODAY
 SMALL = replace(TINY, eval_interval=0, batch_size=4)
 CASES = [
     dict(tp_size=2, pp_size=2),
-    dict(tp_size=2, pp_size=2, sequence_parallel=True, recompute=True, **TODAY),
+    dict(tp_size=2, pp_size=2, sequence_parallel=True, recompute="full", **TODAY),
     dict(cp_size=2, pp_size=2, context_parallel="all_gather", precision="bfloat16"),
     dict(cp_size=2, context_parallel="ulysses", zero_stage=3, shard_size=2),
     dict(pp_size=2, num_chunks=2, schedule="interleaved", zero_stage=2),

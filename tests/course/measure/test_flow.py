@@ -170,7 +170,7 @@ def test_strided_tensors(worlds):
 
 @pytest.mark.parametrize("name", ["scatter", "reduce-scatter", "all-to-all", "ring"])
 def test_what_the_ranks_cannot_share_equally_is_refused(name):
-    with pytest.raises(RankFailed, match=r"ValueError: .*4 does not divide .* 4 or 8"):
+    with pytest.raises(RankFailed, match=r"Misfit: .*4 does not divide .* 4 or 8"):
         trace_flow(EVERY[name], numbered(4, 6))
 
 

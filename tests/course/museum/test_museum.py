@@ -469,7 +469,7 @@ def test_the_fault_of_gpus_shows_by_nccls_rules_only():
     report = repr(shown).partition("By NCCL's rules:")[2]
     assert "no rank can go on." in report
     assert "rank 0: waits in recv from rank 1" in report and "rank 1: waits in recv from rank 0" in report
-    assert report.count(" for B0") == report.count(" for F0") == 1 and "labkit/" not in report
+    assert report.count(" for B1") == report.count(" for F2") == 1 and "labkit/" not in report
     assert "✗ It stands still." in shown._repr_html_() and "waits in recv" in shown._repr_html_()
 
 

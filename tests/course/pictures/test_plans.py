@@ -5,8 +5,8 @@ import pytest
 from course.pictures.plans import CHOSEN, draw_plans
 from course.pictures.style import IDLE, _luminance
 from course.sizing import DGX_A100, Plan, fullest, step_time
-from course.sizing.plan import Misfit
 from labkit.shape import GPT
+from labkit.sizes import Misfit
 
 GPT_3 = GPT(96, 12288, 2048, 51200, 96)
 

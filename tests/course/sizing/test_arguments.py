@@ -50,12 +50,14 @@ def test_labkit_reads_ours(plan, monkeypatch):
     assert [layout.groups(axis) for axis in ("dp", "pp")] == [plan.layout.groups(axis) for axis in ("dp", "pp")]
     assert config.num_micro_batches(plan.world_size) == plan.num_micro_batches
     stages = plan.pp_size * plan.num_chunks
-    assert config.layers_per_stage == (plan.stage_layers or (plan.model.num_layers // stages,) * stages)
+    assert config.layers_per_stage(plan.model.num_layers) == (
+        plan.stage_layers or (plan.model.num_layers // stages,) * stages
+    )
     for name in ("micro_batch_size", "cp_size", "tp_size", "num_chunks", "sequence_parallel", "zero_stage"):
         assert getattr(config, name) == getattr(plan, name)
     assert config.context_parallel == plan.context_parallel
     assert config.schedule == (plan.schedule or ("interleaved" if plan.num_chunks > 1 else "1f1b"))
-    assert config.recompute == (plan.recompute == "full")
+    assert config.recompute == ("full" if plan.recompute == "full" else "none")
     if plan.model.num_experts:
         assert (layout.ep_size, layout.expert_tp_size) == (plan.ep_size, plan.etp_size)
     shape = {f.name: getattr(plan.model, f.name) for f in fields(GPT) if f.name != "vocab_size"}

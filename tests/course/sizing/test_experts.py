@@ -14,7 +14,6 @@ from course.sizing import DGX_H100, Plan, Traffic, flops_per_step, memory, plan_
 from course.sizing.experts import kept_bytes_per_token, nodes_of_a_token
 from course.sizing.fully_sharded import sharded_memory, sharding
 from course.sizing.layer_seconds import expert_seconds, layer_seconds
-from course.sizing.plan import Misfit
 from course.sizing.shapes import DEEPSEEK_V3, LEFT_OUT, MIXTRAL_8X22B, QWEN3_30B_A3B, AnyGPT, count_parameters
 from course.sizing.stage_memory import activation_bytes_per_layer, expert_parameters, stage_kinds, stage_parameters
 from labkit.expert_parallel import MoELayer
@@ -22,6 +21,7 @@ from labkit.groups import init_groups
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
 from labkit.shape import GPT
+from labkit.sizes import Misfit
 from labtrain import TrainConfig, training
 
 SMALL = GPT(4, 16, 8, 32, 4, num_experts=8, top_k=2, moe_ffn_hidden_size=24)
@@ -138,11 +138,13 @@ def test_with_sequence_parallelism_experts_need_none_of_an_mlp_s_messages():
 
 
 @pytest.mark.parametrize(("changes", "fault"), [
-    ({"ep_size": 16}, "expert_tp_size=1 * ep_size=16 = 16 does not divide world_size / pp_size=8"),
-    ({"ep_size": 8, "expert_tp_size": None}, "expert_tp_size=2 * ep_size=8 = 16 does not divide world_size / pp_size"),
+    ({"ep_size": 16, "model": replace(SMALL, num_experts=16)},
+     "expert_tp_size=1 * ep_size=16 = 16 does not divide the expert grid's world_size/pp_size=8"),
+    ({"ep_size": 8, "expert_tp_size": None},
+     "expert_tp_size=2 * ep_size=8 = 16 does not divide the expert grid's world_size/pp_size"),
     ({"model": replace(SMALL, num_experts=6)}, "ep_size=4 does not divide num_experts=6"),
-    ({"model": replace(SMALL, moe_ffn_hidden_size=25), "expert_tp_size": 2}, "expert_tp_size=2 does not divide the"),
-    ({"model": replace(SMALL, num_experts=None, moe_ffn_hidden_size=None)}, "ep_size=4 needs a model with experts"),
+    ({"model": replace(SMALL, moe_ffn_hidden_size=25), "expert_tp_size": 2}, "expert_tp_size=2 does not divide"),
+    ({"model": replace(SMALL, num_experts=None, moe_ffn_hidden_size=None)}, "ep_size=4 is for experts"),
 ])  # fmt: skip
 def test_sizes_that_do_not_fit_experts_are_refused(changes, fault):
     with pytest.raises((Misfit, ValueError), match=re.escape(fault)):
@@ -295,7 +297,7 @@ def test_all_to_alls_of_real_ranks_are_those_of_the_formula_to_the_byte():
 TINY = dict(batch_size=8, micro_batch_size=2, seq_length=16, num_layers=2, hidden_size=16, num_attention_heads=4)
 TINY |= dict(num_experts=4, top_k=2, mlp="swiglu", bias=False)
 RUNS = [
-    TrainConfig(ep_size=4, recompute=True, **TINY),
+    TrainConfig(ep_size=4, recompute="full", **TINY),
     TrainConfig(tp_size=2, ep_size=2, expert_tp_size=1, moe_layer_freq=2, num_shared_experts=1, **TINY),
     TrainConfig(tp_size=2, pp_size=2, ep_size=2, expert_tp_size=1, sequence_parallel=True, **TINY),
 ]
@@ -315,11 +317,11 @@ def steps(configs):
 def test_steps_send_and_ranks_hold_what_the_formulas_say():
     for config, ranks in zip(RUNS, zip(*launch(steps, RUNS, world_size=4))):
         layout, shape = config.layout(4), config.shape
-        recompute = "full" if config.recompute else "none"
-        options = dict(recompute=recompute, sequence_parallel=config.sequence_parallel, bytes_per_element=4)
+        options = dict(recompute=config.recompute, sequence_parallel=config.sequence_parallel, bytes_per_element=4)
         traffic = step_traffic(shape, layout, gpus_per_node=8, batch_size=8, **options)
         peers = layout.ep_size * layout.expert_tp_size
-        forwards = shape.num_moe_layers / layout.pp_size * (2 if config.recompute else 1) * 8 / layout.dp_size / 2
+        times = 2 if config.recompute == "full" else 1
+        forwards = shape.num_moe_layers / layout.pp_size * times * 8 / layout.dp_size / 2
         counts = forwards * 8 * 4 * layout.expert_tp_size  # of each rank
         sent = sum(sum(size for _, size in sent) - counts for sent, _ in ranks)
         assert sent * (1 - 1 / peers) == traffic["ep"].total_bytes + traffic["expert_tp"].total_bytes, config

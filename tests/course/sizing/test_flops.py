@@ -27,7 +27,7 @@ def test_flops_are_those_of_the_formula(hidden_size, num_layers, batch):
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_flops_are_those_that_torch_counts(recompute):
     shape = GPT(num_layers=3, hidden_size=32, seq_length=16, vocab_size=40, num_attention_heads=4)
-    model = ParallelGPT(shape, group_of_one(), recompute=recompute == "full")
+    model = ParallelGPT(shape, group_of_one(), recompute=recompute)
     tokens = torch.randint(40, (2, 16))
     every_product = sdpa_kernel(SDPBackend.MATH), set_checkpoint_early_stop(False)  # torch would skip the last one
     with every_product[0], every_product[1], FlopCounterMode(display=False) as counter:

@@ -59,7 +59,7 @@ def most_whole(config):
     with training(config) as trainer:
         [parallel], most = trainer.chunks, [0, 0]
         flats = [flat for unit in parallel._units for flat in unit.flats]
-        wholes = [parallel.whole(p) for p in trainer.parameters]
+        wholes = [param.unsharded for flat in flats for param in flat.parameters]
 
         def look(_):
             whole = sum(flat.buffer.untyped_storage().size() for flat in flats)

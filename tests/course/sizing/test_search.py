@@ -10,12 +10,12 @@ import pytest
 from course.sizing import DGX_A100, FITTED, Candidate, Plan, fullest, search, step_time, table_1
 from course.sizing.folded import count_folded, folded
 from course.sizing.layer_seconds import layer_seconds, logits_seconds
-from course.sizing.plan import Misfit
-from course.sizing.search import AXES, TOO_LARGE, usual
+from course.sizing.search import _CHECKS, AXES, DEFAULTS, TOO_LARGE, usual
 from course.sizing.shapes import DEEPSEEK_V3, MIXTRAL_8X22B
 from course.sizing.stage_memory import memory, stage_activation_bytes
 from labkit.partition import split_layers
 from labkit.shape import GPT
+from labkit.sizes import Misfit
 
 GPT_3 = GPT(num_layers=96, hidden_size=12288, seq_length=2048, vocab_size=51200, num_attention_heads=96)
 LONG = GPT(32, 4096, 32768, 51200, 32)
@@ -49,7 +49,7 @@ def case(request):
 
 
 def one_by_one(model, n, batch, hardware, fixed, lists, uneven):
-    """Yield each candidate's choice with its plan, or the rule that it breaks, found without the search."""
+    """Yield each candidate's choice with its plan, or the first rule that it breaks, found without the search."""
     axes = [*(name for name in lists if name not in AXES), *AXES]
     base = dict(model=model, world_size=n, batch_size=batch, **fixed)
     for t in lists.get("tp_size") or usual("tp_size", base, False, 1):
@@ -63,13 +63,25 @@ def one_by_one(model, n, batch, hardware, fixed, lists, uneven):
             split = split_layers(model.num_layers, stages, **both) if uneven and model.num_layers % stages else None
             try:
                 plan = Plan(**base, **choice, stage_layers=split)
-            except Misfit as misfit:
-                plan = misfit.rule
+            except Misfit:
+                plan = first_rule(base | choice | {"stage_layers": split})
             t, c, p, b = (choice[name] for name in ("tp_size", "cp_size", "pp_size", "micro_batch_size"))
             so_far = isinstance(plan, Plan) or plan.startswith(("selective", "ZeRO"))  # what comes before fits
             if so_far and choice["schedule"] and (batch * t * c * p // (n * b) < 2 * p or p > 32):
                 plan = "a search tries a V with 2 * pp_size micro-batches or more, on up to 32 ranks"
             yield choice, plan
+
+
+def first_rule(fields):
+    """Ask a new plan for each axis, decided so far, what a search asks it; return the first rule broken."""
+    for place, axis in enumerate(AXES):
+        plan = object.__new__(Plan)
+        plan.__dict__.update(DEFAULTS | fields | {later: DEFAULTS[later] for later in AXES[place + 1 :]})
+        try:
+            _CHECKS.get(axis, lambda plan: None)(plan)
+        except Misfit as misfit:
+            return misfit.rule
+    raise AssertionError(f"a plan is refused, but {fields} breaks no rule")
 
 
 def test_a_search_is_each_plan_one_by_one(case):
@@ -93,7 +105,10 @@ def test_a_search_is_each_plan_one_by_one(case):
     assert found.reasons == rules
     for choice, plan in list(one_by_one(*case))[::97]:
         asked = found.ask(**choice)
-        assert asked.rejected.rule in (plan, TOO_LARGE) if asked.rejected else asked.plan == plan
+        if isinstance(plan, Plan):
+            assert asked.plan == plan and (not asked.rejected or asked.rejected.rule == TOO_LARGE)
+        else:  # of several rules that it breaks, a plan says the one that its ParallelConfig says
+            assert asked.plan is None and asked.rejected.rule != TOO_LARGE
 
 
 def test_what_is_remembered_depends_on_no_other_field(case):

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 
 from course.sizing import Plan, activation_bytes_per_layer, fullest, memory, stage_parameters, table_1
-from course.sizing.folded import FOLDED
 from course.sizing.stage_memory import in_flight, stage_activation_bytes
 from labkit.groups import group_of_one
 from labkit.launch import launch
+from labkit.parallel_config import SCHEDULES, V_SHAPED
 from labkit.partition import split_layers
 from labkit.schedules import BACKWARD, FORWARD, interleaved, one_f_one_b
 from labkit.shape import GPT
@@ -200,7 +200,7 @@ def saved_by(forward):
 def saved_numbers(num_layers, sequence_parallel, batch_size=2):
     """What a model that recomputes its layers keeps for backward, weights left out."""
     shape = replace(SMALL, num_layers=num_layers)
-    model = ParallelGPT(shape, dist.group.WORLD, recompute=True, sequence_parallel=sequence_parallel)
+    model = ParallelGPT(shape, dist.group.WORLD, recompute="full", sequence_parallel=sequence_parallel)
     saved = saved_by(partial(model, torch.zeros(batch_size, shape.seq_length, dtype=torch.long)))
     weights = {parameter.data_ptr() for parameter in model.parameters()}
     return sum(kept.numel() for place, kept in saved.items() if place not in weights)
@@ -287,7 +287,7 @@ def test_parameters_of_newer_forms_are_those_of_the_model():
 # -- a V ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FOLDED)
+@pytest.mark.parametrize("name", V_SHAPED)
 def test_a_rank_of_a_v_holds_two_stages_and_what_its_schedule_keeps(name):
     six, split = replace(SMALL, tied=False, num_layers=6), (1, 2, 2, 1)
     plan = Plan(six, 2, 8, pp_size=2, num_chunks=2, stage_layers=split, schedule=name, recompute="none")
@@ -296,7 +296,7 @@ def test_a_rank_of_a_v_holds_two_stages_and_what_its_schedule_keeps(name):
     assert [stage_parameters(plan, rank) for rank in (0, 1)] == [sizes[0] + sizes[3], sizes[1] + sizes[2]]
     tied = replace(plan, model=replace(six, tied=True))  # both ends are on rank 0, which has the embedding once
     assert stage_parameters(plan, 0) - stage_parameters(tied, 0) == six.vocab_size * six.hidden_size
-    schedule = FOLDED[name](2, 8)
+    schedule = SCHEDULES[name](2, 8, 2)
     assert [in_flight(plan, rank) for rank in (0, 1)] == [schedule.peak_in_flight(rank) for rank in (0, 1)]
     logits = 4 * six.vocab_size * six.seq_length  # float32, only where the last stage is
     assert plan.loss_rank == 0 and stage_activation_bytes(plan, 0) > logits
@@ -307,7 +307,7 @@ def test_plans_for_a_v_that_do_not_fit_are_refused():
     for changes, fault in (
         ({"num_chunks": 1}, "needs several stages with 2 chunks, not pp_size=2, num_chunks=1"),
         ({"schedule": "dualpipe-v", "batch_size": 3}, "needs 2 \\* pp_size=4 micro-batches, there are 3"),
-        ({"zero_stage": 2}, "zero_stage=2 sends gradients when backward ends"),
+        ({"zero_stage": 2}, "zero_stage=2 sends a layer's gradients when its backward is done"),
         ({"schedule": "w"}, "schedule='w' is unknown: use None, zero-bubble-v"),
     ):
         with pytest.raises(ValueError, match=fault):

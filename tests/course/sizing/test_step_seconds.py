@@ -19,11 +19,11 @@ from course.sizing import (
     table_1,
     training_days,
 )  # fmt: skip
-from course.sizing.folded import FOLDED
 from course.sizing.fully_sharded import collectives
 from course.sizing.layer_seconds import LOSS, SCORES, context_seconds, layer_seconds, link_rate, logits_seconds
 from course.sizing.step_seconds import ADAM, gradients_seconds, update_seconds
 from labkit.groups import group_of_one
+from labkit.parallel_config import SCHEDULES, V_SHAPED
 from labkit.shape import GPT
 from labkit.tensor_parallel.blocks import apply_rotary, rotation
 from labtrain.model import TransformerLayer
@@ -364,12 +364,12 @@ def test_padding_makes_the_vocabulary_larger():
     assert fullest(plan) == fullest(whole)
 
 
-@pytest.mark.parametrize("name", FOLDED)
+@pytest.mark.parametrize("name", V_SHAPED)
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 19), (5, 12)])
 def test_a_v_s_idle_time_is_that_of_its_schedule(name, p, m):
     model = replace(GPT_3, num_layers=4 * p)
     plan = Plan(model, p, m, pp_size=p, num_chunks=2, schedule=name, recompute="none")
-    timeline = simulate(FOLDED[name](p, m), 2.0, 4.0)  # units: one for each of F, B and W of each of the 2 chunks
+    timeline = simulate(SCHEDULES[name](p, m, 2), 2.0, 4.0)  # units: one for each of F, B and W of each of the 2 chunks
     assert timeline.makespan_seconds - 6 * m == pytest.approx(6 * plan.bubble_slots)
     layers = 4 * sum(layer_seconds(plan, DGX_A100).values())
     assert step_time(plan, DGX_A100).bubble == pytest.approx(plan.bubble_slots * layers)

@@ -153,20 +153,20 @@ def counted_bytes(sequence_parallel, recompute, early_stop=False):
 
 def formula_bytes(sequence_parallel, recompute):
     known = dict(gpus_per_node=8, batch_size=2, bytes_per_element=4)
-    options = dict(sequence_parallel=sequence_parallel, recompute="full" if recompute else "none")
+    options = dict(sequence_parallel=sequence_parallel, recompute=recompute)
     layout = ParallelLayout(2, tp_size=2)
     return step_traffic(replace(SMALL, num_layers=2), layout, **known, **options)["tp"].total_bytes
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", ["none", "full"])
 def test_tensor_messages_of_layers_are_those_of_real_ranks(sequence_parallel, recompute):
     assert counted_bytes(sequence_parallel, recompute) == formula_bytes(sequence_parallel, recompute)
 
 
 def test_torch_stops_before_the_last_message_of_a_recomputed_layer():
-    each = formula_bytes(False, False) / 4  # one all-reduce in each of the layers
-    assert counted_bytes(False, True, early_stop=True) == formula_bytes(False, True) - each
+    each = formula_bytes(False, "none") / 4  # one all-reduce in each of the layers
+    assert counted_bytes(False, "full", early_stop=True) == formula_bytes(False, "full") - each
 
 
 def bytes_between_stages():
@@ -199,9 +199,9 @@ KNOWN = dict(batch_size=4, micro_batch_size=2, seq_length=16, num_layers=2, hidd
 TODAY = dict(num_query_groups=2, mlp="swiglu", positions="rope", norm="rmsnorm", bias=False, tied=False)
 RUNS = [
     TrainConfig(context_parallel="ring", cp_size=4, **KNOWN),
-    TrainConfig(context_parallel="ring", cp_size=2, tp_size=2, recompute=True, **KNOWN, **TODAY),
-    TrainConfig(context_parallel="ulysses", cp_size=2, recompute=True, **KNOWN, **TODAY),
-    TrainConfig(context_parallel="all_gather", cp_size=2, pp_size=2, recompute=True, **KNOWN),
+    TrainConfig(context_parallel="ring", cp_size=2, tp_size=2, recompute="full", **KNOWN, **TODAY),
+    TrainConfig(context_parallel="ulysses", cp_size=2, recompute="full", **KNOWN, **TODAY),
+    TrainConfig(context_parallel="all_gather", cp_size=2, pp_size=2, recompute="full", **KNOWN),
 ]
 
 
@@ -225,7 +225,7 @@ def test_messages_between_stages_are_those_of_real_steps():
 def test_messages_of_context_ranks_are_those_of_real_steps():
     """To the byte: attention's, and the gradients, which travel in one bucket with a flag for each parameter."""
     for config, runs in zip(RUNS, zip(*launch(sent_in_a_step, RUNS, world_size=4))):
-        layout, recompute = config.layout(4), "full" if config.recompute else "none"
+        layout, recompute = config.layout(4), config.recompute
         options = dict(recompute=recompute, context_parallel=config.context_parallel, bytes_per_element=4)
         formula = step_traffic(config.shape, layout, gpus_per_node=8, batch_size=4, **options)["cp"].total_bytes
         share = (layout.cp_size - 1) / layout.cp_size  # what leaves the rank

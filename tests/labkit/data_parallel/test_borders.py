@@ -17,6 +17,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 from torch.utils.checkpoint import checkpoint
 
 from labkit.data_parallel import FullyShardedDataParallel
+from labkit.placement import placed_parameters, placements
 from tests.labkit.data_parallel.conftest import loss_of, world
 
 WIDTH, ROWS, STEPS = 8, 3, 2
@@ -301,7 +302,7 @@ def changed_before_backward(fused, form):
         for part in parts:
             (loss_of(alone(part)) / len(parts)).backward()
         for name, p in alone.named_parameters():
-            start = ours.get_parameter(name).placement.flat.start
+            start = placements(ours)[name].flat.start
             mine = ours.get_parameter(name).grad
             assert torch.allclose(mine, p.grad.flatten()[start:][: len(mine)], rtol=0, atol=1e-10)
     early = loss_of(model(parts[world().rank()]))
@@ -442,8 +443,8 @@ def after_errors(form):
     alone.zero_grad()
     for part in steps[0]:
         (loss_of(alone(part)) / len(steps[0])).backward()
-    for mine, whole in zip(model.parameters(), alone.parameters()):
-        start = mine.placement.flat.start
+    for (mine, placement), whole in zip(placed_parameters(model).items(), alone.parameters(), strict=True):
+        start = placement.flat.start
         assert torch.allclose(mine.grad, whole.grad.flatten()[start:][: len(mine)], rtol=0, atol=1e-10)
 
 

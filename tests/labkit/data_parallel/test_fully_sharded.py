@@ -276,7 +276,7 @@ def test_four_ranks(on_ranks, hybrid):
 def gpt():
     """The lab's own model: its layers are units; its tied embedding, positions and last norm are the root's."""
     shape = GPT(num_layers=2, hidden_size=16, num_attention_heads=2, seq_length=8, vocab_size=32)
-    alone, module = (ParallelGPT(shape, group_of_one(), recompute=True, dtype=torch.float64) for _ in range(2))
+    alone, module = (ParallelGPT(shape, group_of_one(), recompute="full", dtype=torch.float64) for _ in range(2))
     model = FullyShardedDataParallel(module, world(), units=module.layers.values())
     ours, theirs = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, alone))
     tokens = torch.randint(32, (2, 1, 9), generator=torch.Generator().manual_seed(5))

@@ -13,7 +13,7 @@ from labkit.data_parallel import DataParallel, FullyShardedDataParallel
 from labkit.groups import init_groups
 from labkit.launch import RankFailed
 from labkit.layout import ParallelLayout
-from labkit.placement import Placement, placement_of, set_placement
+from labkit.placement import Placement, placements, set_placement
 from tests.labkit.data_parallel.conftest import ROWS, linear, loss_of, world
 from tests.support.storages import storages
 
@@ -48,6 +48,11 @@ def is_expert(name):
     return "expert" in name
 
 
+def place(module, full_name, placement):
+    path, _, name = full_name.rpartition(".")
+    set_placement(module.get_submodule(path), name, placement)
+
+
 def make(seed):
     torch.manual_seed(seed)
     return Layers()
@@ -59,9 +64,9 @@ def two_kinds(wrapper, divisor):
         pair, rank = groups.tp, world().rank()
         first = dist.get_process_group_ranks(pair)[0]
         module, alone, experts = make(rank), make(0), make(first)  # what the first ranks have is what counts
-        for (name, p), whole, expert in zip(module.named_parameters(), alone.parameters(), experts.parameters()):
+        for (name, _), whole, expert in zip(module.named_parameters(), alone.parameters(), experts.parameters()):
             if is_expert(name):
-                set_placement(p, Placement(replica_group=pair, grad_divisor=divisor))
+                place(module, name, Placement(replica_group=pair, grad_divisor=divisor))
                 whole.data = expert.data
         if wrapper == "sharded":
             model = FullyShardedDataParallel(module, world(), units=module.layers)
@@ -77,8 +82,9 @@ def two_kinds(wrapper, divisor):
             mine = reference_gradients(alone, parts[rank], pair, divisor or 2)
             for p, grad in zip(alone.parameters(), mine):
                 p.grad = grad
+            placed = placements(module)
             for (name, p), grad in zip(module.named_parameters(), mine):
-                flat = placement_of(p).flat
+                flat = placed[name].flat
                 expected = grad if flat is None else grad.flatten()[flat.start :][: len(p)]
                 assert torch.allclose(p.grad, expected, rtol=0, atol=1e-12), name
                 if flat is not None:
@@ -114,9 +120,9 @@ def hybrid(divided):
     """Four ranks have the same of both kinds; the experts' shards are of four, or (``divided``) of two, as the rest."""
     with init_groups(ParallelLayout(4), shard_size=2) as groups:
         module, alone, rank = make(world().rank()), make(0), world().rank()
-        for name, p in module.named_parameters():
+        for name, _ in module.named_parameters():
             if is_expert(name):
-                set_placement(p, Placement(replica_group=world(), grad_divisor=8))
+                place(module, name, Placement(replica_group=world(), grad_divisor=8))
         pair = groups.replicate, groups.shard
         options = dict(units=module.layers, replicate_group=groups.replicate)
         own_groups = {world(): pair} if divided else None
@@ -125,8 +131,9 @@ def hybrid(divided):
         for rows in parts[:, rank]:
             loss_of(model(rows)).backward()
         grads = [reference_gradients(alone, rows, world(), 8) for rows in parts[:, rank]]
+        placed = placements(model)
         for (name, p), *both in zip(module.named_parameters(), *grads):
-            flat = placement_of(p).flat
+            flat = placed[f"module.{name}"].flat
             assert flat.replicas == ((groups.replicate,) if divided or not is_expert(name) else ())
             assert torch.allclose(p.grad, sum(both).flatten()[flat.start :][: len(p)], rtol=0, atol=1e-12), name
         return [p.numel() for name, p in module.named_parameters() if is_expert(name)]
@@ -140,7 +147,7 @@ def test_parameters_with_a_group_of_their_own_are_sharded_over_it_or_over_a_part
 
 def too_few():
     module = make(0)
-    set_placement(module.first.weight, Placement(replica_group=world()))
+    set_placement(module.first, "weight", Placement(replica_group=world()))
     with init_groups(ParallelLayout(4), shard_size=2) as groups:
         own_groups = {world(): (None, groups.shard)}
         FullyShardedDataParallel(module, groups.shard, units=[], own_groups=own_groups)
@@ -179,7 +186,7 @@ def on_meta(device):
         module = nn.Sequential(nn.Linear(WIDTH, WIDTH), *layers, nn.BatchNorm1d(WIDTH))
         module.append(Table(module[0]))
     module[2][0].bias.requires_grad_(False)
-    set_placement(module[1][0].weight, Placement(grad_divisor=2))
+    set_placement(module[1][0], "weight", Placement(grad_divisor=2))
     module[1][1].weight.grad_dtype = torch.float64
     module[1][1].weight.note = "kept"
     return module
@@ -196,7 +203,7 @@ def made(wrapper):
     model = parallel(module)
     assert module[5].tied is module[0] and not module[2][0].bias.requires_grad
     weight = module[1][1].weight
-    assert weight.note == "kept" and placement_of(module[1][0].weight).grad_divisor == 2
+    assert weight.note == "kept" and placements(module)["1.0.weight"].grad_divisor == 2
     assert weight.grad_dtype == torch.float64
     plain = on_meta("cpu")
     torch.manual_seed(0)
@@ -307,9 +314,9 @@ def test_gradients_in_16_bits_are_announced(on_ranks):
 def placements_stay():
     """The rest of a placement, and the old flat index."""
     module = make(0)
-    set_placement(module.first.weight, Placement(defer_grad_reduce=True))
+    set_placement(module.first, "weight", Placement(defer_grad_reduce=True))
     FullyShardedDataParallel(module, world(), units=module.layers)
-    placement = placement_of(module.first.weight)
+    placement = placements(module)["first.weight"]
     assert replace(placement, flat=None) == Placement(defer_grad_reduce=True)
     return [placement.flat.shape, placement.flat.start, module.first.weight.numel()]
 

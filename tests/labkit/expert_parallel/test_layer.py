@@ -12,7 +12,7 @@ from labkit.expert_parallel import LoadBalancing, MoELayer
 from labkit.gradients import all_reduce_grads
 from labkit.groups import groups_of_one, init_groups
 from labkit.layout import ParallelLayout
-from labkit.placement import placement_of
+from labkit.placement import placed_parameters
 from labkit.tensor_parallel import unshard
 from labtrain.model import normal
 
@@ -117,12 +117,13 @@ def check(groups, top_k, skew, gated, shared, sequence_parallel, defer):
     close(total / layout.pp_size, torch.tensor(loss, dtype=torch.float64), what)
     gradient = x.grad / groups.dp_cp.size()
     close(gradient, local(grad_x), what)
-    all_reduce_grads(list(layer.parameters()), groups.tp)
+    placed = placed_parameters(layer)
+    all_reduce_grads(placed, groups.tp)
     named = {"router": layer.router.weight, "up": layer.experts.up, "down": layer.experts.down}
     if shared:
         named |= {"shared up": layer.shared.up.weight, "shared down": layer.shared.down.weight}
     for name, weight in named.items():
-        close(unshard(weight.grad, weight), grads[name], f"{what} {name}")
+        close(unshard(weight.grad, placed[weight]), grads[name], f"{what} {name}")
 
 
 def layouts(world_size=8):
@@ -155,8 +156,9 @@ def replicas_without_groups(wrap, options):
     x, target = (tensor.chunk(world.size())[world.rank()] for tensor in batch(world.size()))
     output, load = model(x)
     ((output * target).mean() + layer.router.loss(load)).backward()
+    placed = placed_parameters(model)
     for name, weight in {"router": layer.router.weight, "up": layer.experts.up, "down": layer.experts.down}.items():
-        flat = placement_of(weight).flat
+        flat = placed[weight].flat
         expected = grads[name].flatten()[flat.start :][: weight.numel()] if flat else grads[name]
         close(weight.grad, expected, name)
 

@@ -4,31 +4,33 @@ import re
 import time
 from collections import defaultdict
 from functools import partial
-from itertools import pairwise, product
+from itertools import product
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from labkit import groups as groups_module
 from labkit import pipeline
 from labkit.groups import init_groups
 from labkit.launch import Deadlock, RankFailed, launch
 from labkit.layout import ParallelLayout
 from labkit.pipeline.messages import Messages
 from labkit.schedules import (
-    BACKWARD,
+    SEND,
+    Message,
     check,
     gpipe,
     greedy,
     interleaved,
+    lowered,
     one_f_one_b,
-    v_half,
     zero_bubble,
     zero_bubble_v,
 )
 from tests.support.pipelines import (
-    WIDTHS,
     compare,
     even,
     every_schedule,
@@ -41,7 +43,7 @@ from tests.support.pipelines import (
     run_stage,
     uneven,
 )
-from tests.support.schedules import folded, own
+from tests.support.schedules import folded, schedule_of
 
 
 def test_messages_between_two_ranks_never_cross(on_ranks):
@@ -50,35 +52,36 @@ def test_messages_between_two_ranks_never_cross(on_ranks):
     on_ranks(partial(parity, *schedules, rows=even, make=partial(model_chunks, square=True)))
 
 
-@pytest.mark.parametrize("recv_prefetch", [1, 100])
-def test_receives_may_be_posted_earlier_or_later(on_ranks, recv_prefetch):
+@pytest.mark.parametrize("recv_ahead", [True, False])
+def test_receives_may_be_posted_earlier_or_later(on_ranks, recv_ahead):
     schedules = [renumbered(one_f_one_b(4, 6), [*range(1, 6), 0]), interleaved(4, 6, 3), zero_bubble(4, 6, 3)]
-    on_ranks(partial(parity, *schedules, *in_a_v(4, 6), rows=even, recv_prefetch=recv_prefetch), world_size=4)
+    on_ranks(partial(parity, *schedules, *in_a_v(4, 6), rows=even, recv_ahead=recv_ahead), world_size=4)
 
 
-def shapes_that_change(schedule, dtype):
-    """Sequences, then flat rows, then one number per row."""
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_activations_may_have_a_shape_and_type_of_their_own(on_ranks, dtype):
+    """Sequences of token numbers become flat rows; the last stage gives one number per row."""
+    for schedule in (one_f_one_b(3, 4), zero_bubble(3, 4)):
+        on_ranks(parity_of_tokens, schedule, dtype, world_size=3)
+
+
+def parity_of_tokens(schedule, dtype):
     torch.default_generator.manual_seed(0)
-    make = [nn.Sequential(nn.Linear(3, 4), nn.Flatten()), nn.Sequential(nn.Linear(20, 6), nn.Unflatten(1, (2, 3)))]
-    chunks = [*make, nn.Sequential(nn.Flatten(), nn.Linear(6, 1), nn.Flatten(0))]
+    first = nn.Sequential(nn.Embedding(9, 4), nn.Flatten())
+    chunks = [first, nn.Linear(20, 20), nn.Sequential(nn.Linear(20, 1), nn.Flatten(0))]
     chunks = [chunk.to(dtype) for chunk in chunks]
-    x = torch.randn(7, 5, 3).to(dtype)
+    x = torch.randint(0, 9, (7, 5))
     with init_groups(ParallelLayout(3, pp_size=3)) as groups:
         chunk = chunks[groups.coords.pp]
-        pipeline.run(schedule, [chunk], groups, x.split(2), loss=mean_square)
+        spec = dtype, torch.Size([2, 20])
+        pipeline.run(schedule, [chunk], groups, x.split(2), loss=mean_square, activation_spec=spec)
     got = [parameter.grad.clone() for parameter in chunk.parameters()]
     chunk.zero_grad()
     mean_square(nn.Sequential(*chunks)(x), None).backward()
     tolerance = 1e-10 if dtype == torch.float64 else 0.1  # rows are summed in a different order
-    for ours, parameter in zip(got, chunk.parameters()):
-        assert ours.dtype == dtype
-        torch.testing.assert_close(ours, parameter.grad, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_shapes_and_types_of_activations_need_not_be_declared(on_ranks, dtype):
-    for schedule in (one_f_one_b(3, 4), zero_bubble(3, 4)):
-        on_ranks(shapes_that_change, schedule, dtype, world_size=3)
+    for gradient, parameter in zip(got, chunk.parameters()):
+        assert gradient.dtype == dtype
+        torch.testing.assert_close(gradient, parameter.grad, rtol=tolerance, atol=tolerance)
 
 
 def channels_used(schedule):
@@ -121,153 +124,96 @@ def test_each_channel_receives_in_the_order_in_which_it_sends(on_ranks, p):
         assert sent == received, schedule.name
 
 
-def parity_with_shapes_and_without(schedules, m):
+def parity_of_all(schedules, m, **options):
     layout = ParallelLayout(schedules[0].pp_size, pp_size=schedules[0].pp_size)
     with in_float64(), init_groups(layout) as groups:
-        for schedule, make in product(schedules, (model_chunks, partial(model_chunks, square=True))):
-            rows, options = uneven(m), {}
-            if make is not model_chunks:
-                options["activation"] = torch.float64, torch.Size([rows[0], WIDTHS[0]])
-            compare(schedule, rows, make, False, groups, options)
+        for schedule, square in product(schedules, (False, True)):
+            compare(schedule, uneven(m), partial(model_chunks, square=square), False, groups, options)
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 5), (4, 5)])
 def test_nobody_waits_for_ever_by_the_rules_of_nccl(by_nccls_rules, p, m):
-    """With shape messages and without."""
-    by_nccls_rules(parity_with_shapes_and_without, every_schedule(p, m), m, world_size=p)
+    by_nccls_rules(parity_of_all, every_schedule(p, m), m, world_size=p)
 
 
-def parity_with_known_shapes(schedule):
-    layout, rows = ParallelLayout(schedule.pp_size, pp_size=schedule.pp_size), even(schedule.num_micro_batches)
-    with in_float64(), init_groups(layout) as groups:
-        known = {"activation": (torch.float64, torch.Size([rows[0], WIDTHS[0]]))}
-        compare(schedule, rows, partial(model_chunks, square=True), False, groups, known)
+def parity_in_one_queue(schedules, m):
+    with patch.object(groups_module, "_make_channels", lambda layout: {}):
+        parity_of_all(schedules, m, recv_ahead=False)
+
+
+def test_one_queue_for_each_pair_is_enough_where_receives_are_not_ahead(by_nccls_rules):
+    """As under CUDA_LAUNCH_BLOCKING; `course.museum.gpu_faults` shows what becomes of it where they are."""
+    by_nccls_rules(parity_in_one_queue, [one_f_one_b(2, 5), interleaved(2, 5, 2), *in_a_v(2, 5)], 5, world_size=2)
 
 
 @pytest.mark.parametrize("schedule", [zero_bubble_v(8, 24), greedy(8, 24, 24)], ids=lambda schedule: schedule.name)
-def test_eight_ranks_that_know_all_shapes_wait_for_nobody_for_ever(by_nccls_rules, schedule):
-    """With 24 micro-batches, as a user might have them; `test_nccls_rules` has more sizes, simulated."""
-    by_nccls_rules(parity_with_known_shapes, schedule, world_size=8)
+def test_eight_ranks_wait_for_nobody_for_ever(by_nccls_rules, schedule):
+    """With 24 micro-batches, as a user might have them; `check` proves it for all sizes."""
+    by_nccls_rules(parity, schedule, world_size=8)
 
 
 def test_receives_are_posted_early_enough_for_nccl(by_nccls_rules):
     """If a channel's next receive were not always posted, two ranks with interleaved chunks would both wait to send."""
-    by_nccls_rules(parity_with_shapes_and_without, [interleaved(2, 5, 2)], 5, world_size=2)
+    by_nccls_rules(parity_of_all, [interleaved(2, 5, 2)], 5, world_size=2)
     for p, m in ((2, 2), (2, 5), (4, 5), (4, 8)):
-        by_nccls_rules(parity_with_shapes_and_without, in_a_v(p, m), m, world_size=p)
-    with pytest.raises(RankFailed, match="recv_prefetch=0 must be at least 1"):
-        launch(parity, interleaved(2, 5, 2), recv_prefetch=0, world_size=2)
+        by_nccls_rules(parity_of_all, in_a_v(p, m), m, world_size=p)
 
 
 def test_messages_that_wait_for_their_turn_hold_up_nobody(by_nccls_rules):
-    """Rounds of 5 and 6 on 4 ranks: a receive for each message that waits, or all ranks would wait to send."""
-    by_nccls_rules(parity_with_shapes_and_without, [interleaved(4, 11, 2)], 11, world_size=4)
+    """Rounds of 5 and 6 on 4 ranks: with receives posted when needed, all ranks would wait to send."""
+    by_nccls_rules(parity_of_all, [interleaved(4, 11, 2)], 11, world_size=4)
 
 
 def test_a_receiver_may_have_its_own_order(on_ranks, by_nccls_rules):
     """All messages have one shape: without tags, those of one micro-batch would be taken for another's, unseen."""
     lines = "F0 F1 F2 B1 B0 B2", "F2 F0 F1 B2 B1 B0"
-    for schedule in (own(*lines, m=3), own(*reversed(lines), m=3)):
+    for schedule in (schedule_of(*lines, m=3), schedule_of(*reversed(lines), m=3)):
         on_ranks(partial(parity, schedule, rows=even))
-        by_nccls_rules(parity_with_known_shapes, schedule)
-        by_nccls_rules(parity_with_shapes_and_without, [schedule], 3, world_size=2)
+        by_nccls_rules(parity_of_all, [schedule], 3, world_size=2)
 
 
 @pytest.mark.parametrize("p", [2, 3])
 def test_stages_that_fold_send_both_ways_between_two_ranks(on_ranks, by_nccls_rules, p):
     """Activations too go both ways, so no channel may be that of a kind alone."""
     on_ranks(partial(parity, *folded(p, 3)), world_size=p)
-    by_nccls_rules(parity_with_shapes_and_without, folded(p, 3), 3, world_size=p)
+    by_nccls_rules(parity_of_all, folded(p, 3), 3, world_size=p)
 
 
 # -- what is sent lives until it has left, and no longer ------------------------------------------------------------
 
 
-class Told:
-    """Wraps a send that a backend knows to have left at once, as NCCL may."""
-
-    def __init__(self, work):
-        self.wait, self.is_completed = work.wait, lambda: True
-
-
-def most_held(schedule, is_told=False):
-    """How many gradients, and how many tensors in all, this rank kept at once because they might not have left."""
+def most_held(schedule):
+    """How many sent tensors this rank kept at once of one channel, and in all, because they might not have left."""
     layout = ParallelLayout(schedule.pp_size, pp_size=schedule.pp_size)
-    held, send, isend = [], Messages.send, dist.isend
+    held, do = [0], Messages.do
 
-    def noted(messages, op, result):
-        send(messages, op, result)
-        kinds = [route.op.kind for route in messages.pending_sends]
-        held.append((kinds.count(BACKWARD), len(kinds)))
+    def noted(messages, message):
+        do(messages, message)
+        held.append(len(messages.sent) + len(messages.results))
 
-    Messages.send = noted
-    if is_told:
-        dist.isend = lambda *args, **options: Told(isend(*args, **options))
+    Messages.do = noted
     try:
         with init_groups(layout) as groups:
             inputs = torch.zeros(schedule.num_micro_batches, 4).split(1)
             chunks = [nn.Linear(4, 4) for _ in range(schedule.num_chunks)]
             pipeline.run(schedule, chunks, groups, inputs, loss=mean_square)
     finally:
-        Messages.send, dist.isend = send, isend
-    return tuple(map(max, zip(*held)))
+        Messages.do = do
+    return max(held)
 
 
 @pytest.mark.parametrize("p", [2, 4])
-@pytest.mark.parametrize("make", [gpipe, one_f_one_b, partial(interleaved, num_chunks=2), zero_bubble])
+@pytest.mark.parametrize("make", [gpipe, one_f_one_b, partial(interleaved, num_chunks=2), zero_bubble, zero_bubble_v])
 def test_what_has_left_is_let_go(on_ranks, make, p):
-    """Never more than the activations that a rank holds, and one: with 1F1B on two ranks, two gradients of 32."""
+    """One tensor of each channel: in GPipe too, where a rank could send all its gradients before anything comes."""
     schedule = make(p, 32)
-    for rank, (num_gradients, num_tensors) in enumerate(on_ranks(most_held, schedule, world_size=p)):
-        assert num_tensors <= schedule.peak_in_flight(rank) + (schedule.num_chunks if p > 1 else 0)
-        assert num_gradients <= 3 * p or schedule.name == "GPipe"  # there nothing comes back that shows they have left
-    for num_gradients, num_tensors in on_ranks(partial(most_held, schedule, is_told=True), world_size=p):
-        assert num_gradients <= num_tensors <= 1
+    for rank, num_held in enumerate(on_ranks(most_held, schedule, world_size=p)):
+        items = lowered(schedule)[rank]
+        channels = {(item.op.kind, item.peer) for item in items if isinstance(item, Message) and item.action == SEND}
+        assert 1 <= num_held <= len(channels)
 
 
-# -- shapes that are known are not sent -----------------------------------------------------------------------------
-
-
-def shape_messages(schedule, is_known):
-    """How many shape messages this rank sent and received in a run of evaluation, and in one of training."""
-    counts, isend, irecv = [], dist.isend, dist.irecv
-
-    def counted(post):
-        def posted(tensor, **options):
-            counts[-1] += tensor.dtype == torch.int64
-            return post(tensor, **options)
-
-        return posted
-
-    p = schedule.pp_size
-    with in_float64(), init_groups(ParallelLayout(p, pp_size=p)) as groups:
-        torch.default_generator.manual_seed(0)
-        widths = [3, *[4] * (schedule.num_stages - 1), 5]
-        whole = nn.Sequential(*(nn.Linear(n, k) for n, k in pairwise(widths)))
-        mine = [whole[schedule.stage_of(groups.coords.pp, chunk)] for chunk in range(schedule.num_chunks)]
-        dist.isend, dist.irecv = counted(isend), counted(irecv)
-        try:
-            x = torch.randn(7, 6, 3)
-            activation = (torch.float64, torch.Size([2, 6, 4])) if is_known else None
-            for each in (schedule.forward_only(), schedule):
-                counts.append(0)
-                pipeline.run(each, mine, groups, x.split(2), loss=mean_square, activation=activation)
-            got = [parameter.grad for chunk in mine for parameter in chunk.parameters()]
-            whole.zero_grad()
-            mean_square(whole(x), None).backward()
-            expected = [parameter.grad for chunk in mine for parameter in chunk.parameters()]
-            torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
-        finally:
-            dist.isend, dist.irecv = isend, irecv
-    return counts
-
-
-def test_shapes_that_are_known_cost_no_messages(on_ranks):
-    """Each message is counted where it is sent and where it is received; the last micro-batch has fewer rows."""
-    for schedule, counts in [(interleaved(2, 4, 2), [3, 3]), (one_f_one_b(3, 4), [1, 2, 1]), (v_half(2, 4), [2, 2])]:
-        p = schedule.pp_size
-        assert on_ranks(shape_messages, schedule, False, world_size=p) == [[count] * 2 for count in counts]
-        assert on_ranks(shape_messages, schedule, True, world_size=p) == [[0, 0]] * p
+# -- what travels has one shape --------------------------------------------------------------------------------------
 
 
 class Shrinks(nn.Linear):
@@ -281,15 +227,17 @@ class Shrinks(nn.Linear):
 
 
 def test_a_shape_that_changes_unseen_is_an_error_where_it_is_sent():
-    with pytest.raises(RankFailed, match=r"F1 gave torch.float32 \[2, 2\], but the next stage expects .* \[2, 3\]"):
+    with pytest.raises(
+        RankFailed, match=r"F0 gave torch.float32 \[2, 3\], but the next stage expects .* \[2, 4\]: .* activation_spec="
+    ):
         launch(run_stage, gpipe(2, 2), lambda rank: nn.Identity() if rank else Shrinks(4, 4), world_size=2)
 
 
-@pytest.mark.parametrize("activation", [(torch.float32, (2, 5)), (torch.float64, (2, 4))])
-def test_a_shape_that_is_not_the_one_given_is_an_error_where_it_is_sent(activation):
+@pytest.mark.parametrize("spec", [(torch.float32, (2, 5)), (torch.float64, (2, 4))])
+def test_a_shape_that_is_not_the_one_given_is_an_error_where_it_is_sent(spec):
     said = r"F0 gave torch.float32 \[2, 4\], but the next stage expects "
-    with pytest.raises(RankFailed, match=said + re.escape(f"{activation[0]} {list(activation[1])}")):
-        launch(run_stage, gpipe(2, 2), lambda _: nn.Linear(4, 4), activation=activation, world_size=2)
+    with pytest.raises(RankFailed, match=said + re.escape(f"{spec[0]} {list(spec[1])}")):
+        launch(run_stage, gpipe(2, 2), lambda _: nn.Linear(4, 4), activation_spec=spec, world_size=2)
 
 
 def test_a_micro_batch_of_other_size_needs_rows_in_front():
@@ -298,16 +246,16 @@ def test_a_micro_batch_of_other_size_needs_rows_in_front():
     def stage_of_rank(rank):
         return nn.Flatten(0) if rank == 0 else nn.Identity()
 
+    spec = torch.float32, torch.Size([12])
     with pytest.raises(RankFailed, match=r"F1 gave torch.float32 \[4\], but the next stage expects .* \[1\]: .* rows"):
-        launch(run_stage, gpipe(2, 2), stage_of_rank, [3, 1], world_size=2)
+        launch(run_stage, gpipe(2, 2), stage_of_rank, [3, 1], activation_spec=spec, world_size=2)
 
 
 @pytest.mark.parametrize(
     ("give", "said"),
     [
-        (lambda y: (y, y), "F0 gave a tuple: a stage must give one tensor of floats, of at most 8 dims"),
-        (lambda y: y.detach().long(), "F0 gave a torch.int64 of 2 dims: a stage"),
-        (lambda y: y.reshape(2, 4, *[1] * 7), "F0 gave a torch.float32 of 9 dims: a stage"),
+        (lambda y: (y, y), "F0 gave a tuple: a stage must give one tensor of floats"),
+        (lambda y: y.detach().long(), "F0 gave a torch.int64 tensor: a stage"),
     ],
 )
 def test_a_stage_that_gives_something_else_is_told(give, said):
@@ -331,7 +279,7 @@ DEADLOCKS = [
 @pytest.mark.usefixtures("no_rank_is_left")
 @pytest.mark.parametrize(("lines", "said"), DEADLOCKS)
 def test_a_schedule_that_deadlocks_is_reported_with_the_ops_that_wait(lines, said):
-    schedule = own(*lines, m=lines[0].count("F"))
+    schedule = schedule_of(*lines, m=lines[0].count("F"))
     start = time.monotonic()
     with pytest.raises(Deadlock) as stuck:
         launch(run_stage, schedule, lambda rank: nn.Linear(4, 4), allow_deadlock=True, world_size=len(lines))

@@ -135,19 +135,19 @@ def halves_are_backward(module, x):
     for backward, found in ((in_halves, got), (at_once, expected)):
         module.zero_grad()
         for step in range(2):
-            mine = x.clone().requires_grad_(x.is_floating_point())
+            local = x.clone().requires_grad_(x.is_floating_point())
             torch.manual_seed(step)
-            output = module(mine)
+            output = module(local)
             if output.requires_grad:
                 grad = torch.randn(output.shape, generator=torch.Generator().manual_seed(step), dtype=output.dtype)
-                backward(output, mine, grad)
-            found.append(mine.grad)
+                backward(output, local, grad)
+            found.append(local.grad)
         found += [parameter.grad for parameter in module.parameters()]
     assert len(got) == len(expected)
-    for ours, plain in zip(got, expected):
-        assert (ours is None) == (plain is None)
+    for halves, plain in zip(got, expected):
+        assert (halves is None) == (plain is None)
         if plain is not None:
-            torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(halves, plain, rtol=1e-12, atol=1e-12)
 
 
 def in_halves(output, x, grad):

@@ -14,9 +14,9 @@ from labkit import pipeline
 from labkit.data_parallel import DataParallel, FullyShardedDataParallel
 from labkit.groups import init_groups
 from labkit.layout import ParallelLayout
-from labkit.placement import placement_of
+from labkit.placement import placements
 from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
-from tests.support.pipelines import WIDTHS, even, in_float64, mean_square, model_chunks, parity, same_gradients
+from tests.support.pipelines import WIDTH, even, in_float64, mean_square, model_chunks, parity, same_gradients
 
 
 class ForgetsItsInput(nn.Module):
@@ -44,7 +44,7 @@ def chunks_with(number, make, count):
 def unusual_stages():
     for number in range(3):
         yield partial(frozen_chunks, [number])
-        yield partial(chunks_with, number, partial(ForgetsItsInput, WIDTHS[0]))
+        yield partial(chunks_with, number, partial(ForgetsItsInput, WIDTH))
         yield partial(chunks_with, number, nn.Identity)
     yield partial(frozen_chunks, [0, 1])
 
@@ -84,21 +84,22 @@ def classify_in(groups, ignored, ignore_index, schedules):
     loss = partial(F.cross_entropy, ignore_index=ignore_index)
     torch.default_generator.manual_seed(0)
     x, labels = torch.randn(6, 4, 5), torch.randint(0, 3, (6, 4))
-    for number, places in enumerate(ignored):
-        for row, token in places:
+    for number, positions in enumerate(ignored):
+        for row, token in positions:
             labels[2 * number + row, token] = ignore_index
-    given = dict(targets=labels.split(2), loss=loss) | ({"ignore_index": ignore_index} if ignore_index != -100 else {})
+    given = dict(targets=labels.split(2), loss=loss, activation_spec=(x.dtype, torch.Size([2, 4, 4])))
+    given |= {"ignore_index": ignore_index} if ignore_index != -100 else {}
     for schedule in schedules:
         chunks = [nn.Linear(5, 4), LastDimFirst(4, 3)]
         whole = copy.deepcopy(nn.Sequential(*chunks))
         expected = loss(whole(x), labels)
         expected.backward()
-        mine = [chunks[groups.coords.pp]]
-        for each in (schedule.forward_only(), schedule):
-            got = pipeline.run(each, mine, groups, x.split(2), **given)
+        local = [chunks[groups.coords.pp]]
+        for item in (schedule.forward_only(), schedule):
+            got = pipeline.run(item, local, groups, x.split(2), **given)
             if got is not None:
                 torch.testing.assert_close(got, expected.detach(), rtol=1e-12, atol=1e-12, equal_nan=True)
-        same_gradients(mine[0], whole[groups.coords.pp], f"{schedule.name}, ignored {ignored}")
+        same_gradients(local[0], whole[groups.coords.pp], f"{schedule.name}, ignored {ignored}")
 
 
 def test_the_loss_of_several_targets_is_that_of_cross_entropy_with_padding_too(on_ranks):
@@ -131,13 +132,15 @@ def classify_on_replicas(wrap):
             expected.backward()
             replica = wrap(chunks[pp_rank], groups.dp_cp)
             given = dict(targets=labels[held[dp_rank]].split(rows[dp_rank]), loss=F.cross_entropy, average=True)
+            given["activation_spec"] = x.dtype, torch.Size([rows[dp_rank][0], 4, 4])
             got = pipeline.run(one_f_one_b(2, 3), [replica], groups, x[held[dp_rank]].split(rows[dp_rank]), **given)
             if got is not None:
                 dist.all_reduce(got, group=groups.dp)
                 torch.testing.assert_close(got / 2, expected.detach(), rtol=1e-12, atol=1e-12, equal_nan=True)
             for key, p in replica.module.named_parameters():
                 there = whole[pp_rank].get_parameter(key).grad.flatten()
-                start = placement_of(p).flat.start if placement_of(p).flat else 0
+                flat = placements(replica.module)[key].flat
+                start = flat.start if flat else 0
                 there = there[start : start + p.numel()]
                 torch.testing.assert_close(p.grad.flatten(), there, rtol=1e-10, atol=1e-12, equal_nan=True, msg=name)
 
@@ -156,20 +159,20 @@ def values_read(ignore_index):
         return tolist(tensor)
 
     given = dict(targets=labels.split(2), loss=F.cross_entropy, ignore_index=ignore_index)
-    given["activation"] = torch.float32, torch.Size([2, 2, 4])
+    given["activation_spec"] = torch.float32, torch.Size([2, 2, 4])
     torch.default_generator.manual_seed(0)
     x, chunks = torch.randn(3, 2, 5), [nn.Linear(5, 4), LastDimFirst(4, 3)]
     with init_groups(ParallelLayout(2, pp_size=2)) as groups:
-        mine = [chunks[groups.coords.pp]]
+        local = [chunks[groups.coords.pp]]
         torch.Tensor.tolist = noted
-        loss = pipeline.run(one_f_one_b(2, 2), mine, groups, x.split(2), **given)
+        loss = pipeline.run(one_f_one_b(2, 2), local, groups, x.split(2), **given)
         torch.Tensor.tolist = tolist
     if loss is not None:
         torch.testing.assert_close(loss, F.cross_entropy(nn.Sequential(*chunks)(x), labels).detach())
     return len(asked)
 
 
-def test_where_all_targets_count_and_shapes_are_known_no_values_are_read(on_ranks):
+def test_where_all_targets_count_no_values_are_read(on_ranks):
     assert on_ranks(values_read, None) == [0, 0]
     assert on_ranks(values_read, -100) == [0, 1]
 
@@ -206,12 +209,12 @@ def most_alive_in(groups, schedule):
 
         def forward(self, x):
             output = Keeps.apply(super().forward(x), given) * self.scale
-            alive.append(sum(each() is not None for each in given))
+            alive.append(sum(item() is not None for item in given))
             return output
 
     inputs = torch.zeros(schedule.num_micro_batches, 4).split(1)
     pipeline.run(schedule, [Watched(4) for _ in range(schedule.num_chunks)], groups, inputs, loss=mean_square)
-    return max(alive), sum(each() is not None for each in given)
+    return max(alive), sum(item() is not None for item in given)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import re
 import time
 from collections import Counter
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -21,15 +20,14 @@ from labkit.groups import ProcessGroups, group_of_one, init_groups
 from labkit.launch import RankFailed, launch
 from labkit.layout import ParallelLayout
 from labkit.pipeline.worker import Stage
+from labkit.placement import placements
 from labkit.schedules import FORWARD, dualpipe_v, gpipe, interleaved, one_f_one_b, v_half, zero_bubble
 from labkit.shape import GPT
 from labkit.tensor_parallel import shard_like
 from labkit.timeline.trace import Trace
-from labtrain import steps
 from labtrain.model import ParallelGPT
-from tests.labtrain.tiny import TINY
 from tests.support.pipelines import assert_same, even, every_schedule, mean_square, model_chunks, parity, run_stage
-from tests.support.schedules import KINDS, own
+from tests.support.schedules import KINDS, schedule_of
 
 
 @pytest.mark.parametrize(("p", "sizes"), [(1, [3]), (2, [1, 4]), (4, [3, 8])])
@@ -40,12 +38,12 @@ def test_gradients_of_one_process(on_ranks, p, sizes):
 
 def test_ranks_that_take_micro_batches_in_orders_of_their_own(on_ranks):
     lines = ("F0 F1 F2 F3 B2 B0 B1 B3", "F2 F0 F3 F1 B0 B3 B2 B1", "F3 F2 F1 F0 B3 B2 B0 B1")
-    on_ranks(partial(parity, own(*lines, m=4)), world_size=3)
+    on_ranks(partial(parity, schedule_of(*lines, m=4)), world_size=3)
 
 
 def test_halves_of_backward_put_off_to_the_end(on_ranks):
     lines = ("F0 F1 B1 B0 W0 W1", "F1 F0 B1 B0 W1 W0")
-    on_ranks(partial(parity, own(*lines, m=2, kinds=tuple(KINDS.values())), rows=even), world_size=2)
+    on_ranks(partial(parity, schedule_of(*lines, m=2, kinds=tuple(KINDS.values())), rows=even), world_size=2)
 
 
 # -- a GPT ----------------------------------------------------------------------------------------------------------
@@ -57,21 +55,21 @@ BATCH = 8
 def gpt_parity(schedule, layout, steps=1, **options):
     """The GPT in stages, over tensor- and data-parallel ranks too, against the whole model on one process."""
     with init_groups(layout) as groups:
-        place = {"dtype": torch.float64}
-        mine = [
+        where = {"dtype": torch.float64}
+        local = [
             ParallelGPT(
                 SHAPE,
                 groups.tp,
                 stage=schedule.stage_of(groups.coords.pp, chunk),
                 num_stages=schedule.num_stages,
                 **options,
-                **place,
+                **where,
             )
             for chunk in range(schedule.num_chunks)
         ]
-        whole = ParallelGPT(SHAPE, group_of_one(), **place)
-        tied = [chunk.embedding.weight for chunk in mine if hasattr(chunk, "embedding")]
-        replicas = [DataParallel(chunk, groups.dp) for chunk in mine]
+        whole = ParallelGPT(SHAPE, group_of_one(), **where)
+        tied = [chunk.embedding.weight for chunk in local if hasattr(chunk, "embedding")]
+        replicas = [DataParallel(chunk, groups.dp) for chunk in local]
         for step in range(steps):
             tokens = torch.randint(0, SHAPE.vocab_size, (BATCH, SHAPE.seq_length + 1), generator=seeded(step))
             inputs, targets = tokens[:, :-1], tokens[:, 1:]
@@ -79,16 +77,17 @@ def gpt_parity(schedule, layout, steps=1, **options):
             expected.backward()
             own_rows = slice(groups.coords.dp, None, layout.dp_size)
             split = [rows[own_rows].chunk(schedule.num_micro_batches) for rows in (inputs, targets)]
-            loss = step_of_gpt(schedule, mine, replicas, tied, groups, *split, sync=step == steps - 1)
+            loss = step_of_gpt(schedule, local, replicas, tied, groups, *split, sync=step == steps - 1)
         if loss is not None:
             mean = loss.clone()
             dist.all_reduce(mean, group=groups.dp)
             torch.testing.assert_close(mean / layout.dp_size, expected.detach(), rtol=1e-12, atol=1e-12)
         wanted = dict(whole.named_parameters())
-        for chunk in mine:
+        for chunk in local:
+            placed = placements(chunk)
             for name, parameter in chunk.named_parameters():
-                theirs = shard_like(wanted[name].grad, parameter)
-                assert_same(parameter.grad, theirs, f"{schedule.name}, {name}")
+                shard = shard_like(wanted[name].grad, placed[name])
+                assert_same(parameter.grad, shard, f"{schedule.name}, {name}")
 
 
 def seeded(seed):
@@ -101,8 +100,9 @@ def step_of_gpt(schedule, chunks, replicas, tied, groups: ProcessGroups, inputs,
     def loss(logits, target):
         return chunks[-1].loss(logits, target).mean()
 
+    options = {"loss": loss, "tied": tied, "activation_spec": chunks[0].activation_spec(inputs[0])}
     with replicas[0].no_sync(), replicas[-1].no_sync():
-        total = pipeline.run(schedule, chunks, groups, inputs, targets=targets, loss=loss, tied=tied)
+        total = pipeline.run(schedule, chunks, groups, inputs, targets=targets, **options)
     if sync:
         for replica in replicas:
             replica.sync_gradients()
@@ -120,11 +120,11 @@ def test_a_gpt_in_stages_with_its_embedding_tied(on_ranks, schedule):
 
 def last_stage_ends_last(line):
     """Gradients of one rank's two stages that share an embedding, averaged over two replicas, and of the whole."""
-    schedule = own(line, m=1, num_chunks=2, kinds=tuple(KINDS.values()))
+    schedule = schedule_of(line, m=1, num_chunks=2, kinds=tuple(KINDS.values()))
     with init_groups(ParallelLayout(2)) as groups:
-        place = {"dtype": torch.float64, "num_stages": 2}
-        first = ParallelGPT(SHAPE, groups.tp, stage=0, **place)
-        chunks = [first, ParallelGPT(SHAPE, groups.tp, stage=1, first=first, **place)]
+        where = {"dtype": torch.float64, "num_stages": 2}
+        first = ParallelGPT(SHAPE, groups.tp, stage=0, **where)
+        chunks = [first, ParallelGPT(SHAPE, groups.tp, stage=1, first=first, **where)]
         whole = ParallelGPT(SHAPE, group_of_one(), dtype=torch.float64)
         tokens = torch.randint(0, SHAPE.vocab_size, (2, SHAPE.seq_length + 1), generator=seeded(0))
         whole.loss(whole(tokens[:, :-1]), tokens[:, 1:]).mean().backward()
@@ -145,7 +145,7 @@ def test_a_shared_embedding_is_averaged_when_both_its_stages_are_done(on_ranks):
 
 def tied_in_the_middle():
     with init_groups(ParallelLayout(3, pp_size=3)) as groups:
-        odd = own("F0 B0", "F0 B0", "F0 B0", m=1, stages=[[1], [0], [2]])
+        odd = schedule_of("F0 B0", "F0 B0", "F0 B0", m=1, stages=[[1], [0], [2]])
         pipeline.run(odd, [nn.Linear(2, 2)], groups, [torch.ones(1, 2)], loss=mean_square, tied=[nn.Parameter()])
 
 
@@ -165,7 +165,7 @@ BESIDE = [
 
 @pytest.mark.parametrize(("schedule", "layout", "with_options"), BESIDE)
 def test_a_gpt_in_stages_beside_tensor_and_data_parallel_ranks(on_ranks, schedule, layout, with_options):
-    options = {"sequence_parallel": True, "recompute": True} if with_options else {}
+    options = {"sequence_parallel": True, "recompute": "full"} if with_options else {}
     on_ranks(partial(gpt_parity, schedule, layout, **options), world_size=layout.world_size)
 
 
@@ -239,13 +239,23 @@ INPUTS = list(torch.zeros(4, 2, 4))
             r"micro-batch 1 is float32 \[2, 3\], micro-batch 0 is float32 \[2, 4\]: they may differ only in the",
         ),
         (one_f_one_b(2, 2), {"inputs": [INPUTS[0], INPUTS[1].double()]}, r"micro-batch 1 is float64 \[2, 4\]"),
-        (own("F0 F1 B0 B1", "F0 B0 F1", m=2), {"inputs": INPUTS[:2]}, "rank 1 lacks B1"),
         (
-            own("F0 B0 F1 B1", "F0 F1 B0 B1", m=2),
+            one_f_one_b(2, 2),
+            {"inputs": [rows.long() for rows in INPUTS[:2]]},
+            r"inputs are torch.int64, and stages send floats: .* activation_spec=\(dtype, shape\)",
+        ),
+        (
+            one_f_one_b(2, 4),
+            {"activation_spec": (torch.int64, (2, 4))},
+            r"activation_spec=\(torch.int64, \(2, 4\)\) must be of floats",
+        ),
+        (schedule_of("F0 F1 B0 B1", "F0 B0 F1", m=2), {"inputs": INPUTS[:2]}, "rank 1 lacks B1"),
+        (
+            schedule_of("F0 B0 F1 B1", "F0 F1 B0 B1", m=2),
             {"inputs": INPUTS[:2]},
             "deadlock in 'own': rank 0 waits at B0 for B0 of rank 1; rank 1 waits at F1 for F1 of rank 0: move an op",
         ),
-        (own("F0 B0", "B0 F0", m=1), {"inputs": INPUTS[:1]}, "rank 1 has B0 before F0, whose result it needs"),
+        (schedule_of("F0 B0", "B0 F0", m=1), {"inputs": INPUTS[:1]}, "rank 1 has B0 before F0, whose result it needs"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_before_anything_is_sent(on_ranks, schedule, given, said):
@@ -326,7 +336,7 @@ def sent_during(schedule):
             now[0] = None
             return result
 
-        whole = model_chunks(schedule.num_stages)
+        whole = model_chunks(schedule.num_stages, square=True)
         numbers = [schedule.stage_of(groups.coords.pp, chunk) for chunk in range(schedule.num_chunks)]
         chunks = [DataParallel(whole[number], groups.dp, bucket_bytes=0) for number in numbers]
         num_buckets = [len(list(chunk.parameters())) for chunk in chunks]
@@ -344,25 +354,3 @@ def test_gradients_leave_during_the_last_backward(on_ranks, schedule):
     """Each in a bucket of its own: all are sent inside the op that completes them, none before or after."""
     for sent, wanted in on_ranks(sent_during, schedule, world_size=4):
         assert sent == wanted
-
-
-# -- the trainer ----------------------------------------------------------------------------------------------------
-
-
-def shape_messages_of_steps():
-    count, isend = 0, dist.isend
-
-    def counted(tensor, *args, **options):
-        nonlocal count
-        count += tensor.dtype == torch.int64
-        return isend(tensor, *args, **options)
-
-    dist.isend = counted
-    for _ in steps(replace(TINY, schedule="interleaved", pp_size=2, num_chunks=2, steps=6)):  # one of them evaluates
-        pass
-    dist.isend = isend
-    return count
-
-
-def test_a_trainer_sends_no_shapes(on_ranks):
-    assert on_ranks(shape_messages_of_steps) == [0, 0]

@@ -48,32 +48,32 @@ def of_torch(name, p, m):
 
 def test_makespans_and_chunks_held_are_the_published_ones():
     made = [zero_bubble_v(4, 8), v_half(4, 8), v_min(4, 8)]
-    assert [units(each) for each in made] == [51, 53, 59]
-    assert [most_held(each) for each in made] == [8, 6, 4]
+    assert [units(schedule) for schedule in made] == [51, 53, 59]
+    assert [most_held(schedule) for schedule in made] == [8, 6, 4]
 
 
 @pytest.mark.parametrize(("p", "m"), SIZES)
 def test_zb_v_is_as_fast_as_torchs_and_holds_as_much(p, m):
-    mine, theirs = zero_bubble_v(p, m), of_torch("ZBVZeroBubble", p, m)
-    assert units(mine) == units(theirs) == 6 * m + p - 1
-    assert most_held(mine) == most_held(theirs) == 2 * p
+    schedule, peer = zero_bubble_v(p, m), of_torch("ZBVZeroBubble", p, m)
+    assert units(schedule) == units(peer) == 6 * m + p - 1
+    assert most_held(schedule) == most_held(peer) == 2 * p
 
 
 @pytest.mark.parametrize(("p", "m"), [*SIZES, (4, 8), (1, 2)])
 def test_dualpipe_v_is_torchs_order(p, m):
-    mine = dualpipe_v(p, m)
-    assert mine.ranks == of_torch("DualPipeV", p, m).ranks
-    assert most_held(mine) == 2 * p + 1
-    assert units(mine) == 6 * m + p - 1
+    schedule = dualpipe_v(p, m)
+    assert schedule.ranks == of_torch("DualPipeV", p, m).ranks
+    assert most_held(schedule) == 2 * p + 1
+    assert units(schedule) == 6 * m + p - 1
 
 
 @pytest.mark.parametrize("p", range(2, 9))
 def test_zb_v_is_never_slower_than_torchs_and_with_few_micro_batches_faster(p):
     """torch's order starts the first backward late; with m = p ours saves p - 1 units, and none from m = 2p on."""
     for m, saved in ((1, 1), (p, p - 1), (p + 1, None), (2 * p, 0)):
-        mine, theirs = zero_bubble_v(p, m), of_torch("ZBVZeroBubble", p, m)
-        assert units(mine) <= units(theirs) - (saved or 0)
-        assert most_held(mine) <= most_held(theirs)
+        schedule, peer = zero_bubble_v(p, m), of_torch("ZBVZeroBubble", p, m)
+        assert units(schedule) <= units(peer) - (saved or 0)
+        assert most_held(schedule) <= most_held(peer)
     assert units(zero_bubble_v(p, p)) == 6 * p + p - 1
 
 
@@ -83,7 +83,7 @@ def test_zb_v_is_never_slower_than_torchs_and_with_few_micro_batches_faster(p):
 )
 def test_half_and_least_memory_cost_the_published_idle_time(p, m, half, least):
     """The papers' limits are half of 1F1B's 6 (p-1) units, and two thirds; ours is below them."""
-    assert [units(each(p, m)) - 6 * m for each in (v_half, v_min)] == [half, least]
+    assert [units(make(p, m)) - 6 * m for make in (v_half, v_min)] == [half, least]
     assert half <= 3 * (p - 1)
     assert least <= 4 * (p - 1)
     assert most_held(v_half(p, m)) == p + 2 - p % 2

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from labkit.schedules import Op, Schedule, check, gpipe, interleaved, zero_bubble
-from tests.support.schedules import KINDS, ops, own
+from tests.support.schedules import KINDS, ops, schedule_of
 
 F, B, W = KINDS.values()
 
@@ -13,9 +13,9 @@ F, B, W = KINDS.values()
 def test_places_of_chunks():
     schedule = interleaved(3, 3, 2)
     stages = range(schedule.num_stages)
-    places = [(schedule.rank_of_stage(stage), schedule.chunk_of_stage(stage)) for stage in stages]
-    assert places == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)]
-    assert [schedule.stage_of(*place) for place in places] == list(stages)
+    homes = [(schedule.rank_of_stage(stage), schedule.chunk_of_stage(stage)) for stage in stages]
+    assert homes == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)]
+    assert [schedule.stage_of(*home) for home in homes] == list(stages)
 
 
 def test_a_forward_crosses_from_the_last_rank_to_the_first_chunk_after():
@@ -30,19 +30,19 @@ def test_a_forward_crosses_from_the_last_rank_to_the_first_chunk_after():
 @pytest.mark.parametrize(
     ("schedule", "said"),
     [
-        (own("F0 B0 F1 B1", "F0 B0 F1"), "rank 1 lacks B1: each rank runs forward, backward once for each of 2 micro-"),
-        (own("F0 F1", "F0 F1 B0 B1"), "rank 0 lacks B0 and 1 more"),
-        (own("F0 F0 B0 F1 B1"), "rank 0 has F0 2 times"),
-        (own("F0 B0 F1 B1 F2"), "rank 0 has F2, which this schedule has no use for"),
-        (own("F0 W0 B0 F1 B1 W1"), "rank 0 has W0, which this schedule has no use for"),
-        (own("F0 B0 F1 B1", num_chunks=2), "rank 0 lacks F0.1 and 3 more: each rank runs forward, backward once for "
-         "each of 2 micro-batches and 2 chunks"),
+        (schedule_of("F0 B0 F1 B1", "F0 B0 F1"), "rank 1 lacks B1: each rank runs forward, backward once for each of"),
+        (schedule_of("F0 F1", "F0 F1 B0 B1"), "rank 0 lacks B0 and 1 more"),
+        (schedule_of("F0 F0 B0 F1 B1"), "rank 0 has F0 2 times"),
+        (schedule_of("F0 B0 F1 B1 F2"), "rank 0 has F2, which this schedule has no use for"),
+        (schedule_of("F0 W0 B0 F1 B1 W1"), "rank 0 has W0, which this schedule has no use for"),
+        (schedule_of("F0 B0 F1 B1", num_chunks=2), "rank 0 lacks F0.1 and 3 more: each rank runs forward, backward "
+         "once for each of 2 micro-batches and 2 chunks"),
         (Schedule("own", 1, 1, [[(F, 0, 0), (B, 0, 0)]]), "rank 0 has ('forward', 0, 0), which this schedule has no"),
         ("1f1b", "'1f1b' is not a Schedule: make one, such as labkit.schedules.one_f_one_b(4, 8)"),
         (Schedule("own", 2, 1, [ops("F0 B0")]), "'own' has lists for 1 rank, but pp_size=2: give each rank one"),
-        (own("B0 F0", m=1), "rank 0 has B0 before F0, whose result it needs: swap them"),
+        (schedule_of("B0 F0", m=1), "rank 0 has B0 before F0, whose result it needs: swap them"),
         (
-            own("F0 B0 F1 B1", "F0 F1 B0 B1"),
+            schedule_of("F0 B0 F1 B1", "F0 F1 B0 B1"),
             "deadlock in 'own': rank 0 waits at B0 for B0 of rank 1; rank 1 waits at F1 for F1 of rank 0: move an op",
         ),
     ],
@@ -55,12 +55,12 @@ def test_check_names_what_is_wrong(schedule, said):
 @pytest.mark.parametrize("kinds", [("F", "B"), (B, F), ()])
 def test_kinds_of_one_s_own_are_refused(kinds):
     with pytest.raises(ValueError, match=r"must be the first one, the first two or all of forward, backward, weight_"):
-        own("F0 B0", m=1, kinds=kinds)
+        schedule_of("F0 B0", m=1, kinds=kinds)
 
 
 def test_a_finished_rank_is_not_in_the_report_of_a_deadlock():
     with pytest.raises(ValueError) as told:
-        check(own("F0 F1 B0 B1", "F0 B0 F1 B1", "F0 F1 B1 B0"))
+        check(schedule_of("F0 F1 B0 B1", "F0 B0 F1 B1", "F0 F1 B1 B0"))
     assert "rank 2" in str(told.value).split(": ", 1)[1]  # it holds B0 back, which rank 1 waits for before it gives F1
     schedule = Schedule("forward", 3, 1, [[Op(F, 0)], [], [Op(F, 0)]], kinds=(F,))
     with pytest.raises(ValueError, match=r"'forward': rank 2 waits at F0 for F0 of rank 1: "):

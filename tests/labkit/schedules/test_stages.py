@@ -5,7 +5,7 @@ import re
 import pytest
 
 from labkit.schedules import Op, check, gpipe, interleaved, round_robin, v_shape
-from tests.support.schedules import folded, own
+from tests.support.schedules import folded, schedule_of
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 8])
@@ -18,7 +18,9 @@ def test_the_placements_are_the_published_rules(p):
         assert stage in v_shape(p)[min(stage, 2 * p - 1 - stage)]
 
 
-@pytest.mark.parametrize("schedule", [*folded(3, 2), gpipe(3, 2), interleaved(3, 2, 3)], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "schedule", [*folded(3, 2), gpipe(3, 2), interleaved(3, 2, 3)], ids=lambda schedule: schedule.name
+)
 def test_a_stage_is_found_where_its_rank_has_it(schedule):
     assert schedule.num_stages == schedule.pp_size * schedule.num_chunks
     for rank in range(schedule.pp_size):
@@ -41,7 +43,7 @@ def test_in_a_v_the_middle_stages_are_neighbours_on_one_rank_and_both_ends_on_ra
 
 def test_a_rank_that_uses_its_second_leg_before_the_first_is_told():
     with pytest.raises(ValueError, match=re.escape("rank 1 has F0.1 before F0, whose result it needs: swap them")):
-        check(own("F0 F0.1 B0.1 B0", "F0.1 F0 B0.1 B0", m=1, num_chunks=2, stages=v_shape(2)))
+        check(schedule_of("F0 F0.1 B0.1 B0", "F0.1 F0 B0.1 B0", m=1, num_chunks=2, stages=v_shape(2)))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_a_rank_that_uses_its_second_leg_before_the_first_is_told():
 )
 def test_a_stage_that_lives_twice_or_nowhere_is_refused(stages, said):
     with pytest.raises(ValueError, match=re.escape(said)):
-        own("F0 B0", "F0 B0", num_chunks=2, stages=stages)
+        schedule_of("F0 B0", "F0 B0", num_chunks=2, stages=stages)
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from labkit.groups import group_of_one
+from labkit.placement import Placement, placements
 from labkit.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
     VocabParallelEmbedding,
     local_shard,
     shard_like,
-    shard_of,
     unshard,
 )
 from tests.labkit.tensor_parallel.conftest import SIZES, randoms
@@ -81,22 +81,25 @@ def gather_and_cut(group):
     """What is gathered is the master weight, and the master cut again is the shard; for gradients and biases too."""
     for layer in layers_of_every_kind(group):
         weight, master = layer.weight, layer.master_weight
-        unsharded = unshard(weight, weight)
+        placement = placements(layer)["weight"]
+        unsharded = unshard(weight, placement)
         assert torch.equal(unsharded, master)
-        assert torch.equal(shard_like(master, weight), weight)
+        assert torch.equal(shard_like(master, placement), weight)
         gradient = master * 3
-        weight.grad = shard_like(gradient, weight)
+        weight.grad = shard_like(gradient, placement)
         assert weight.grad.shape == weight.shape
-        assert torch.equal(unshard(weight.grad, weight), gradient)
+        assert torch.equal(unshard(weight.grad, placement), gradient)
     column, fused, row, *_ = layers_of_every_kind(group)
     (values,) = randoms((36,), dtype=torch.float64)
     for layer in (column, fused):  # the bias is cut as the weight's rows are
-        layer.bias.data = shard_like(values, layer.bias)
-        assert torch.equal(layer.bias, local_shard(values, group, 0, shard_of(layer.weight).stride))
-        assert torch.equal(unshard(layer.bias, layer.bias), values)
-    assert shard_of(row.bias) is None
-    assert unshard(row.bias, row.bias) is row.bias
-    assert shard_like(row.bias, row.bias) is row.bias
+        placement = placements(layer)["bias"]
+        layer.bias.data = shard_like(values, placement)
+        assert torch.equal(layer.bias, local_shard(values, group, 0, layer.stride))
+        assert torch.equal(unshard(layer.bias, placement), values)
+    placement = placements(row)["bias"]
+    assert placement == Placement(copy_groups=(group,))
+    assert unshard(row.bias, placement) is row.bias
+    assert shard_like(row.bias, placement) is row.bias
 
 
 @pytest.mark.parametrize("world_size", SIZES)
@@ -111,14 +114,14 @@ def test_gathering_in_a_group_of_one_needs_no_world():
 def test_parameters_say_how_they_are_cut(on_ranks):
     def shards():
         layers = layers_of_every_kind(dist.group.WORLD)
-        of_layers = [shard_of(layer.weight) for layer in layers]
+        of_layers = [shard for layer in layers for shard in placements(layer)["weight"].shards]
         assert all(shard.group is dist.group.WORLD for shard in of_layers)
         facts = [(shard.dim, shard.unsharded_size, shard.stride) for shard in of_layers]
-        return facts, shard_of(nn.Linear(2, 2).weight)
+        return facts
 
-    of_layers, of_plain = on_ranks(shards)[0]
+    of_layers = on_ranks(shards)[0]
     assert of_layers == [(0, 36, 1), (0, 36, 3), (1, 36, 1), (1, 36, 3), (0, 10, 1), (0, 2, 1)]
-    assert of_plain is None
+    assert placements(nn.Linear(2, 2)) == {"weight": Placement(), "bias": Placement()}
 
 
 def assigned(layer):
@@ -150,19 +153,16 @@ REPLACED = {
 }
 
 
-def shards_of(module):
-    return [shard_of(parameter) for parameter in module.parameters()]
-
-
 @pytest.mark.parametrize("how", REPLACED)
 def test_a_layer_knows_how_it_is_cut_when_its_parameters_are_replaced(on_ranks, how):
     def replace():
         for layer in layers_of_every_kind(dist.group.WORLD):
-            before, old = shards_of(layer), layer.weight
+            before, old = placements(layer), layer.weight
+            assert before["weight"].shards
             changed = REPLACED[how](layer)
             assert how == "swapped tensors" or changed.weight is not old
-            assert shard_of(changed.weight) == before[0]
-            assert shards_of(nn.Sequential(changed)) == before
+            assert placements(changed) == before
+            assert placements(nn.Sequential(changed)) == {f"0.{name}": placement for name, placement in before.items()}
 
     on_ranks(replace)
 
@@ -172,7 +172,7 @@ def test_a_layer_knows_how_it_is_cut_when_its_parameters_are_replaced(on_ranks, 
 def test_a_parameter_that_is_cut_cannot_be_taken_away(parametrized):
     layer = RowParallelLinear(4, 4, group_of_one())
     with pytest.raises(ValueError, match=r"RowParallelLinear no longer has its parameter 'weight', .*: do not use"):
-        list(nn.Sequential(parametrized(layer)).parameters())
+        placements(nn.Sequential(parametrized(layer)))
 
 
 @pytest.mark.parametrize("attempt", [copy.deepcopy, pickle.dumps, cloudpickle.dumps])

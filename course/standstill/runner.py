@@ -1,0 +1,189 @@
+"""Runs a script on ranks under torchrun, and looks at it every two seconds.
+
+A job stands still if two looks, one after the other, show the same: the same lines, the same number of collectives, and
+no new word in any log. Whatever happens, no process and no file is left.
+"""
+
+import os
+import pickle
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+WATCHED = Path(__file__).with_name("watched.py")
+PATIENCE = 2.0  # seconds from when all ranks have begun to the first look, and from look to look
+START = 60.0  # seconds that ranks may take to begin: importing torch takes long where many processes share a core
+LONGEST = 90.0  # seconds that a job may take which is slow, and does not stand still
+SORTED = """
+import os
+from torch.distributed.flight_recorder.fr_trace import main
+walk = os.walk
+os.walk = lambda path: [(root, folders, sorted(files)) for root, folders, files in walk(path)]
+main()
+"""
+"""torchfrtrace, but for the order in which it reads: it takes the first file for right, and a folder has any order."""
+ENDS = {
+    "ended": "It ended by itself.",
+    "failed": "It failed: at least one rank ended with an error.",
+    "stuck": "It stood still: two looks, two seconds apart, showed the same. We ended it.",
+}
+OURS = re.compile(r'^(\[rank\d+\]: )?  File "[^"]*(watched\.py"|<frozen runpy>").*\n(\1    .*\n)*', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look at a job shows, by rank: its stack, how many calls Flight Recorder has noted, letters printed."""
+
+    stacks: Mapping[int, str]
+    num_calls: Mapping[int, int]
+    num_printed: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is left of a job: how it ended, what its ranks printed, what each look showed, and the last one's analysis.
+
+    Its status is "ended", "failed", or "stuck", where we had to end it.
+    """
+
+    status: str
+    seconds: float
+    logs: Mapping[int, str]
+    torchrun: str
+    looks: tuple[Look, ...]
+    analysis: str
+
+    def __str__(self) -> str:
+        lines = [ENDS[self.status]]
+        for rank, log in self.logs.items():
+            lines += [f"rank {rank} | {line}" for line in log.splitlines()] or [f"rank {rank} |"]
+        return "\n".join(lines)
+
+    def where(self) -> str:
+        """Return, for each rank, the lines of the script that it was in at the last look, the innermost first.
+
+        A job that ends while somebody looks shows no stack any more: the look before counts.
+        """
+        lines = []
+        full = [look.stacks for look in self.looks if any(look.stacks.values())]
+        for rank, stack in full[-1].items() if full else ():
+            frames = re.findall(r'File "(.*)", line (\d+) in (.*)', stack)
+            own = [f"{name}:{line} in {function}" for name, line, function in frames if "/" not in name]
+            called = [function for name, _, function in frames if name.endswith("distributed_c10d.py")]
+            lines.append(f"rank {rank}  {', '.join(own)}{': ' + called[-1] if called else ''}")
+        return "\n".join(lines)
+
+
+def run(name: str, source: str, num_ranks: int, detail: bool = False) -> Job:
+    """Run the ``source`` of a script on ``num_ranks`` ranks.
+
+    With ``detail`` PyTorch compares what ranks call, and waits two seconds for each, not half an hour.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="standstill_"))
+    script = folder / f"{name}.py"
+    script.write_text(source)
+    options = ["--standalone", "--nproc-per-node", num_ranks, "--redirects", 3, "--log-dir", folder / "logs"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, WATCHED, folder, script]
+    variables = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "1"}
+    if detail:
+        variables |= {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "STANDSTILL_TIMEOUT": "2"}
+    start = time.monotonic()
+    with (folder / "torchrun").open("w") as said:
+        process = subprocess.Popen(
+            list(map(str, command)), stdout=said, stderr=said, env=os.environ | variables, start_new_session=True
+        )
+    try:
+        status, looks = _watch(process, folder, num_ranks)
+        seconds = time.monotonic() - start
+        printed = (folder / "torchrun").read_text()
+        logs = {rank: _tidy(_log(folder, rank), folder) for rank in range(num_ranks)}
+    finally:
+        _end(process, folder)
+    traces = [folder / f"traces_{number}" for number in range(1, len(looks) + 1)]
+    full = [path for path in traces if len(list(path.iterdir())) == num_ranks]  # a job that ends may not dump any more
+    analysis = _tidy(_analysis(full[-1]), folder) if full else ""
+    shutil.rmtree(folder)
+    return Job(status, seconds, logs, printed, looks, analysis)
+
+
+def _watch(process: subprocess.Popen, folder: Path, num_ranks: int) -> tuple[str, tuple[Look, ...]]:
+    began = [folder / f"pid_{rank}" for rank in range(num_ranks)]
+    _wait(process, START, lambda: all(path.exists() for path in began))
+    looks: list[Look] = []
+    end = time.monotonic() + LONGEST
+    while not _wait(process, PATIENCE):
+        looks.append(_look(folder, num_ranks, len(looks) + 1))
+        stands_still = len(looks) > 1 and looks[-1] == looks[-2]
+        if process.poll() is None and (stands_still or time.monotonic() > end):
+            return "stuck", tuple(looks)
+    return "failed" if process.returncode else "ended", tuple(looks)
+
+
+def _wait(process: subprocess.Popen, seconds: float, is_there: Callable[[], bool] = lambda: False) -> bool:
+    """Return whether a job has ended; wait at most so long, and no longer than until something ``is_there``."""
+    end = time.monotonic() + seconds
+    while process.poll() is None and time.monotonic() < end and not is_there():
+        time.sleep(0.05)
+    return process.poll() is not None
+
+
+def _look(folder: Path, num_ranks: int, number: int) -> Look:
+    files = {rank: folder / f"stack_{rank}" for rank in range(num_ranks)}
+    before = {rank: path.stat().st_size for rank, path in files.items()}
+    for pid in _pids(folder):
+        _send(pid, signal.SIGUSR1)
+    traces = folder / f"traces_{number}"
+    traces.mkdir()
+    end = time.monotonic() + PATIENCE
+    while len(list(traces.iterdir())) < num_ranks and time.monotonic() < end:
+        time.sleep(0.05)
+    stacks = {rank: _tidy(path.read_text()[before[rank] :], folder) for rank, path in files.items()}
+    calls = {int(path.name.removeprefix("rank_")): _num_calls(path) for path in sorted(traces.iterdir())}
+    return Look(stacks, calls, {rank: len(_log(folder, rank)) for rank in files})
+
+
+def _num_calls(trace: Path) -> int:
+    return len(pickle.loads(trace.read_bytes())["entries"])
+
+
+def _analysis(traces: Path) -> str:
+    options = ["--allow-incomplete-ranks", "--print_stack_trace", "--prefix", "rank_"]
+    done = subprocess.run([sys.executable, "-c", SORTED, traces, *options], capture_output=True, text=True)
+    return (done.stdout + done.stderr).replace("tabulate is not installed. Proceeding without it.\n", "")
+
+
+def _log(folder: Path, rank: int) -> str:
+    logs = sorted((folder / "logs").glob(f"*/attempt_0/{rank}/std*.log"))
+    return "".join(path.read_text() for path in reversed(logs))  # what it printed, then its errors
+
+
+def _tidy(text: str, folder: Path) -> str:
+    """Return a text without the frames of what started the script, and with short names of files."""
+    text = OURS.sub("", text).replace(f"{folder}/", "")
+    text = re.sub(r"^\S+ at (<frozen runpy>|\S*watched\.py):\d+\n", "", text, flags=re.MULTILINE)
+    return re.sub(r"[^\s\"]*/site-packages/", "", text)
+
+
+def _pids(folder: Path) -> Iterator[int]:
+    return (int(text) for path in folder.glob("pid_*") if (text := path.read_text()))
+
+
+def _send(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def _end(process: subprocess.Popen, folder: Path) -> None:
+    process.kill()  # first, or it would report the ranks that we end
+    process.wait()
+    for pid in _pids(folder):
+        _send(pid, signal.SIGKILL)

@@ -1,0 +1,163 @@
+"""Twelve jobs that stand still, each on real ranks: what it shows, and that it ends by itself when it is mended."""
+
+import os
+import re
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from course.exercises import standstill
+from course.exercises.standstill import CASES, REPAIRS, SHOWS, case_1, case_11, repair_1
+from course.standstill.runner import Job
+
+SHOWN = {
+    "case_1": (
+        "stuck",
+        r"rank 2 \| saving",
+        r"(?s)rank 0  one_batch_fewer.py:13.*rank 2  one_batch_fewer.py:19",
+        "rank 2;",
+    ),
+    "case_2": ("stuck", r"loss -0\.163", r"rank 0  \S+:19 .*\nrank 1  \S+:19 ", r"missing ranks: \{1, 2\}"),
+    "case_3": ("stuck", r"rank 1 \| gradients", r"rank 0  \S+:18 .*\nrank 1  \S+:22 ", "rank 1; .*TYPE_MISMATCH"),
+    "case_4": ("failed", r"rank 1 \| .*Timed out waiting 2000ms", "", ""),
+    "case_5": ("stuck", "", r"rank 0  \S+:14 .*\nrank 1  \S+:17 ", r"(?s)(missing ranks: \{\d\}.*){4}"),
+    "case_6": ("stuck", r"rank 2 \| step 3: skipped", r"rank 0  \S+:18 .*\n.*\nrank 2  \S+:22 ", "rank 2;"),
+    "case_7": ("failed", r"rank 3 \| .*Received data size doesn't match", "", ""),
+    "case_8": ("stuck", r"rank 1 \| step 2: The size of tensor", r"rank 1  \S+:26 ", "rank 1;"),
+    "case_9": ("stuck", r"rank 1 \| loss", r"rank 0  \S+:17 .*new_group\n.*\nrank 2  \S+:1[78] ", ""),
+    "case_10": ("stuck", "", r"rank 0  \S+:12 .*: send\nrank 1  \S+:12 ", ""),
+    "case_11": ("ended", r"rank 1 \| weight 3\.94", "", ""),
+    "case_12": ("stuck", "rank 1 of 4", r"rank 0  \S+:15 .*init_process_group", ""),
+}
+"""How each job ends, and what is in its logs, where its ranks stand, and what torchfrtrace says."""
+
+IN_SHORT = ["case_1", "case_3", "case_5", "case_12"]
+"""The notebook's own run has cases 1 to 4; these are looked at by every test run, and all in `make sweep`."""
+ALL = "LABKIT_ALL_ANSWERS" in os.environ
+
+
+def only(names):
+    return [pytest.param(each, id=each.name) for each in CASES if ALL or each.name in names]
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("case", only(IN_SHORT))
+def test_a_job_shows_its_symptom(case, nothing_is_left):
+    job = case.run()
+    status, in_logs, where, analysis = SHOWN[case.name]
+    assert job.status == status, job
+    assert re.search(in_logs, str(job))
+    assert re.search(where, job.where())
+    assert re.search(analysis, job.analysis)
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize(
+    "repair", [each for each in REPAIRS if ALL or each.name in ("repair_2", "repair_9")], ids=lambda each: each.name
+)
+def test_a_mended_job_ends_by_itself(repair, nothing_is_left):
+    verdict = repair.verdict(repair.mended)
+    assert verdict.status == "passed", verdict.text
+
+
+@pytest.mark.gloo
+@pytest.mark.skipif(not ALL, reason="takes a dozen seconds")
+def test_a_slow_job_is_not_killed():
+    job = case_11.run()
+    assert job.status == "ended"
+    assert len(job.looks) >= 2
+    assert job.looks[0].num_calls != job.looks[1].num_calls
+
+
+@pytest.fixture
+def nothing_is_left():
+    before = our_processes()
+    yield
+    assert not list(Path(tempfile.gettempdir()).glob("standstill_*"))
+    assert our_processes() == before
+
+
+def our_processes():
+    """The processes of torchrun, and those that run a script of this folder."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if "watched.py" in path.read_text():
+                found.add(path.parent.name)
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_right_answers_pass_and_typical_wrong_ones_get_advice(case):
+    for rank in case.ranks:
+        for line in case.lines:
+            assert case.verdict(rank, case.cause, line).status == "passed"
+    for (part, answer), advice in case.typical.items():
+        answers = {"rank": case.ranks[0], "cause": case.cause, "line": case.lines[0], part: answer}
+        verdict = case.verdict(**answers)
+        assert verdict.status == "wrong", (part, answer)
+        assert "".join(advice.split()) in "".join(verdict.text.split())
+
+
+def test_every_cause_is_that_of_one_case():
+    assert sorted(case.cause for case in CASES) == sorted(SHOWS)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_scripts_are_plain(case):
+    lines = [line for line in case.source.splitlines() if line.strip()]
+    assert 10 <= len(lines) <= 30
+    assert not re.search("labkit|labtrain|course", case.source)
+    assert all(case.source.splitlines()[line - 1].strip() for line in case.lines)
+
+
+def test_a_blank_answer_is_not_attempted():
+    assert case_1.verdict().status == "not attempted"
+    assert case_1.verdict(2, ..., 11).status == "not attempted"
+    assert repair_1.verdict().status == repair_1.verdict({}).status == "not attempted"
+
+
+def test_a_cause_that_is_not_on_the_list_is_said_so():
+    assert "no cause is called 'gremlins'" in case_1.verdict(2, "gremlins", 11).text
+
+
+def test_a_wrong_answer_says_what_of_it_is_right():
+    text = case_1.verdict(2, "shapes that differ", 13).text
+    assert "right: rank." in text
+    assert "With this one you would see" in text
+
+
+def test_a_wrong_cause_says_what_one_would_see_of_it():
+    for cause in SHOWS:
+        if cause != case_1.cause and ("cause", cause) not in case_1.typical:
+            assert SHOWS[cause][:30] in case_1.verdict(2, cause, 11).text.replace("\n  ", " ")
+
+
+def test_changes_that_cannot_run_are_refused_before_any_process_starts(monkeypatch):
+    monkeypatch.setattr(standstill, "run", lambda *_: pytest.fail("it ran"))
+    assert "with numbers from 1 to" in repair_1.verdict({99: "pass"}).text
+    assert "with numbers from 1 to" in repair_1.verdict(["pass"]).text
+    assert "line 11 is not Python" in repair_1.verdict({11: "for"}).text
+
+
+@pytest.mark.parametrize(
+    ("job", "status", "says"),
+    [
+        (Job("stuck", 1.0, {0: "", 1: ""}, "", (), ""), "stuck", "still stands still"),
+        (Job("failed", 1.0, {0: "a\nOops: no", 1: ""}, "", (), ""), "raised", "Oops: no"),
+        (Job("ended", 1.0, {0: "bye", 1: "", 2: ""}, "", (), ""), "wrong", "no longer prints"),
+    ],
+)
+def test_a_repair_says_what_became_of_the_job(monkeypatch, job, status, says):
+    monkeypatch.setattr(standstill, "run", lambda *_: job)
+    verdict = repair_1.verdict({11: "for number, batch in []:"})
+    assert verdict.status == status
+    assert says in verdict.text
+
+
+def test_solutions_show_the_lines_that_change():
+    assert "+    if step % 2 == 0:" in repr(standstill.repair_2.solution())
+    assert "line 11" in repr(case_1.solution())
