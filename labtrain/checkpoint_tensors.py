@@ -14,7 +14,7 @@ but several:
     4 7 8   -- _blocks -->   . 4   -- _runs -->   . . . 4     slice [[4]] at [0, 3]
                              7 8                  . . 7 8     slice [[7, 8]] at [1, 2]
 
-A file is then the same whatever the layout that wrote it, and any other layout reads its slices.
+Checkpoints name slices of unsharded tensors, so any layout can read what any other wrote.
 """
 
 import math
