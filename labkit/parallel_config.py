@@ -76,8 +76,8 @@ class ParallelConfig:
     expert_tp_size: int | None = None
     # Axes of the layout, fastest first; ep may be among them, and is before dp if not.
     order: str = "tp-cp-dp-pp"
-    # The order of work in the pipeline. From zero-bubble-v on, rank 0 has the first layers and the
-    # last, and so on.
+    # The order of work in the pipeline. With the V-shaped ones, zero-bubble-v and those after it
+    # in this list, rank 0 has the first layers and the last, and so on.
     schedule: ScheduleName = "1f1b"
     # Chunks of layers on each rank, of the interleaved schedule; those in a V always have 2.
     num_chunks: int = 1

@@ -101,8 +101,11 @@ def set_placement(module: nn.Module, name: str, placement: Placement) -> None:
 
 def placed_parameters(*models: nn.Module) -> PlacedParameters:
     """Return the parameters of a model, or of a rank's chunks of one, each with its placement."""
-    by_name = placements(*models)
-    return {p: by_name[name] for model in models for name, p in model.named_parameters()}
+    placed: PlacedParameters = {}
+    for model in models:  # chunks may have equal names
+        by_name = placements(model)
+        placed |= {parameter: by_name[name] for name, parameter in model.named_parameters()}
+    return placed
 
 
 def shape_before_flat(tensor: torch.Tensor, placement: Placement) -> torch.Size:

@@ -82,7 +82,10 @@ def make_models(
 
 
 def wrap(config: TrainConfig, model: ParallelGPT, groups: ProcessGroups) -> DataParallelBase:
-    """Return a chunk that averages gradients over replicas, sharded as far as the ZeRO stage says.
+    """Return a chunk that averages gradients over replicas, sharded from ZeRO stage 1 on.
+
+    Stage 3 also frees weights after forward. Stage 2 differs from 1 when the pipeline runs: it
+    reduces after each micro-batch. A wrapper of your own derives from `DataParallelBase`.
 
     Its weights are drawn here, by their names: on one unit after the other, so that a rank never
     holds more than its shards and one whole unit.

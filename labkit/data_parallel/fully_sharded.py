@@ -53,8 +53,8 @@ class FullyShardedDataParallel(DataParallelBase):
     2. Before backward, if the unit was freed after forward: the same again, in reverse order.
     3. After backward: reduce-scatter of the gradients. Each rank sends (d-1)/d n numbers, and keeps
        the sum of its shard; that travels while the unit before computes.
-    4. Hybrid sharding only, after the last backward of a step: all-reduce of the shard of
-       gradients, n/d numbers, over the ``replicate_group``.
+    4. Hybrid sharding only, in the last backward of a step, when a unit's reduce-scatter has ended:
+       all-reduce of the shard of gradients, n/d numbers, over the ``replicate_group``.
     5. At the end of the last backward: all-reduce of one number for each parameter, whether a rank
        has a gradient of it; then the first rank broadcasts the module's buffers.
 
@@ -63,7 +63,8 @@ class FullyShardedDataParallel(DataParallelBase):
     Muon or L-BFGS). A gradient is a shard of the average that `DataParallel` makes, and None if it
     is None on every rank.
 
-    All ranks run the same units in the same order; inside a unit they may use different parameters.
+    On all ranks forward and backward enter the same units in the same order; inside a unit they may
+    use different parameters.
     Parameters in no unit belong to the root, which is whole from the start of forward to the end of
     backward. Inside `no_sync`, each rank keeps whole gradients. All ranks start with the values of
     the first, and get its buffers with each average. On GPUs the host synchronizes only if a
@@ -227,7 +228,7 @@ class FullyShardedDataParallel(DataParallelBase):
 
     def _before_forward(self, unit: Unit, module, args, kwargs):
         """Gather a unit, and watch for the two moments at which backward enters and leaves it."""
-        if in_backward():  # recomputation, in a different order than forward: nothing is prefetched
+        if in_backward():  # recomputation: the output's hook has prefetched already
             self._start_backward(unit)
         else:
             if unit is self._root:

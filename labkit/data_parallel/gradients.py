@@ -52,7 +52,8 @@ class DataParallel(DataParallelBase):
 
     Communication: for each bucket one all-reduce of its gradients, with one flag for each parameter
     (whether the rank has its gradient). It starts when backward has computed the bucket's last
-    gradient, the last layers' bucket first, and backward waits for all of them at its end. By ring,
+    gradient and the buckets before it have left, the last layers' bucket first; backward waits for
+    all of them at its end. By ring,
     a rank sends 2(d-1)/d numbers for each parameter. Then the first rank broadcasts the module's
     buffers; at the start it broadcasts parameters and buffers, once.
 
@@ -73,7 +74,8 @@ class DataParallel(DataParallelBase):
     ``replica_group`` is averaged over that group instead.
 
     Args:
-        bucket_bytes: a bucket is full at this size; with 0, each parameter has its own message.
+        bucket_bytes: a bucket is full when its parameters have this size; with 0, each
+            parameter has its own message.
         overlap: send each bucket as soon as it is full, not all of them after backward.
 
     Raises:
@@ -163,7 +165,7 @@ class DataParallel(DataParallelBase):
             raise ValueError(f"{fault}, and the average has none: {way_out}")
         bucket = self._bucket_of[parameter]
         bucket.put(parameter)
-        if self._grad_mode is GradSync.ACCUMULATE:
+        if self._grad_mode in (GradSync.ACCUMULATE, GradSync.REDUCE_SHARDS):  # it has no shards
             return
         self._begin_backward()
         if not self.overlap:

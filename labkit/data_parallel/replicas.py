@@ -22,7 +22,7 @@ class GradSync(Enum):
     """What backward does with gradients."""
 
     ACCUMULATE = auto()  # on this rank, without communication
-    REDUCE_SHARDS = auto()  # over the shard group only; further backwards add to the result
+    REDUCE_SHARDS = auto()  # over the shard group, if any; further backwards add to the result
     AVERAGE = auto()  # over all replicas
     AVERAGE_AND_WAIT = auto()  # and wait, so that backward returns with averages in the parameters
 

@@ -15,7 +15,8 @@ from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule
 
 
 class Averaging:
-    """Averages gradients over replicas: in the op that completes those of a chunk, all at once.
+    """Averages gradients over replicas: from the op on that completes those of a chunk, at the
+    latest in `finish`.
 
     A chunk that is sharded and whose backward is split is averaged after all ops. With
     ``every_micro_batch``, a chunk sends in each of its backwards.
@@ -35,7 +36,7 @@ class Averaging:
             for index, chunk in enumerate(chunks)
             if isinstance(chunk, DataParallelBase)
         }
-        self.last_backward = _last_backwards(schedule, rank) if average else {}
+        self.last_backward = _last_gradient_ops(schedule, rank) if average else {}
 
     @contextmanager
     def postponed(self) -> Iterator[None]:
@@ -63,7 +64,7 @@ class Averaging:
             self.replicas[index].sync_gradients()
 
 
-def _last_backwards(schedule: Schedule, rank: int) -> dict[int, Op]:
+def _last_gradient_ops(schedule: Schedule, rank: int) -> dict[int, Op]:
     """Return the op after which each chunk's gradients are complete."""
     backwards = [op for op in schedule.ranks[rank] if op.kind != FORWARD]
     last = {op.chunk: op for op in backwards}

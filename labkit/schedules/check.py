@@ -12,7 +12,6 @@ from labkit.sizes import counted
 End = tuple[str, tuple[str, int, int]]  # of a message: SEND or RECV, and the message's key
 
 
-@lru_cache(maxsize=64)  # a pipeline asks before every step
 def check(schedule: Schedule, allow_deadlock: bool = False) -> None:
     """Raise a ValueError unless each rank has each op once, after those on this rank that it needs,
     and all can finish.
@@ -25,6 +24,11 @@ def check(schedule: Schedule, allow_deadlock: bool = False) -> None:
         raise ValueError(
             f"{schedule!r} is not a Schedule: make one, such as labkit.schedules.one_f_one_b(4, 8)"
         )
+    _check(schedule, allow_deadlock)
+
+
+@lru_cache(maxsize=64)  # a pipeline asks before every step
+def _check(schedule: Schedule, allow_deadlock: bool) -> None:
     if len(schedule.ranks) != schedule.pp_size:
         has = (
             f"has lists for {counted(len(schedule.ranks), 'rank')}, but pp_size={schedule.pp_size}"

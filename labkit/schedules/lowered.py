@@ -4,10 +4,11 @@ Where they stand follows from the schedule alone. Let every op take one step, an
 it can. A message is sent right after the op that makes it. Its receive is posted ahead of need:
 before the receiver's first op that starts no earlier than the op that makes the message starts.
 
-    Every send finds its receive posted one step before. When a receive is posted, the message
-    before it in the same channel (one kind, from one rank to another) has been sent, because a rank
-    makes one message a step. So nobody waits for ever, however long the ops really take: all ranks'
-    ops and messages stand in one common order, by step, in which each can be done.
+    Every send finds its receive posted, at the latest when the op that makes the message starts.
+    When a receive is posted, the message before it in the same channel (one kind, from one rank to
+    another) has been sent, because a rank makes one message a step. So nobody waits for ever,
+    however long the ops really take: all ranks' ops and messages stand in one common order, by
+    step, in which each can be done.
 
 If receives are posted just before they are needed instead, many schedules stand still: two ranks
 both wait to send. The order above needs a queue for each channel. With fewer queues a receive that

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from labkit.data_parallel import DataParallel
 from labtrain import train
 from labtrain.build import build, make_models
 from tests.labtrain.tiny import TINY, numbers
@@ -46,6 +47,20 @@ def test_one_process_and_every_layout_agree(on_ranks, parts):
     for options in (dict(tp_size=2, pp_size=2), dict(zero_stage=1), dict(zero_stage=3, pp_size=2)):
         for steps in on_ranks(train, replace(TINY, **options), own_build, world_size=4):
             assert numbers(steps) == pytest.approx(numbers(alone), rel=1e-10, abs=0), options
+
+
+def wrap_whole_replicas(config, model, groups):
+    return DataParallel(model, groups.dp_cp)
+
+
+@pytest.mark.parametrize("pp_size", [1, 2])
+def test_a_wrapper_without_shards_sends_once_a_step(on_ranks, pp_size):
+    """The pipeline lets chunks reduce after each micro-batch, which only shards can: whole replicas would add twice."""
+    own_build = partial(build, wrap=wrap_whole_replicas)
+    config = replace(TINY, pp_size=pp_size, micro_batch_size=1)
+    alone = on_ranks(train, TINY, world_size=1)[0]
+    for steps in on_ranks(train, replace(config, zero_stage=2), own_build, world_size=4):
+        assert numbers(steps) == pytest.approx(numbers(alone), rel=1e-10, abs=0)
 
 
 def test_the_example_of_the_readme_runs():

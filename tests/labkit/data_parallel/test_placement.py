@@ -13,11 +13,18 @@ from labkit.data_parallel import DataParallel, FullyShardedDataParallel
 from labkit.groups import init_groups
 from labkit.launch import RankFailed
 from labkit.layout import ParallelLayout
-from labkit.placement import Placement, placements, set_placement
+from labkit.placement import Placement, placed_parameters, placements, set_placement
 from tests.labkit.data_parallel.conftest import ROWS, linear, loss_of, world
 from tests.support.storages import storages
 
 WIDTH, STEPS = 6, 3
+
+
+def test_chunks_may_have_equal_names():
+    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    set_placement(other, "weight", Placement(grad_divisor=7))
+    placed = placed_parameters(one, other)
+    assert [placed[p].grad_divisor for p in (one.weight, one.bias, other.weight, other.bias)] == [None, None, 7, None]
 
 
 class Layer(nn.Module):

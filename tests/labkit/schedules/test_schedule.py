@@ -38,6 +38,7 @@ def test_a_forward_crosses_from_the_last_rank_to_the_first_chunk_after():
         (schedule_of("F0 B0 F1 B1", num_chunks=2), "rank 0 lacks F0.1 and 3 more: each rank runs forward, backward "
          "once for each of 2 micro-batches and 2 chunks"),
         (Schedule("own", 1, 1, [[(F, 0, 0), (B, 0, 0)]]), "rank 0 has ('forward', 0, 0), which this schedule has no"),
+        ([["F0"]], "[['F0']] is not a Schedule: make one, such as"),
         ("1f1b", "'1f1b' is not a Schedule: make one, such as labkit.schedules.one_f_one_b(4, 8)"),
         (Schedule("own", 2, 1, [ops("F0 B0")]), "'own' has lists for 1 rank, but pp_size=2: give each rank one"),
         (schedule_of("B0 F0", m=1), "rank 0 has B0 before F0, whose result it needs: swap them"),
