@@ -61,8 +61,8 @@ def loss_and_grad_norm(
 
     Each tensor rank has a loss of its own, all equal if all is right. Of numbers that several ranks
     have, each counts its part in the norm. Call it when replicas have averaged their gradients.
-    All ranks of the world all-reduce t + 2 numbers in float64. In every step
-    the host waits for a GPU here, and only here unless a gradient is missing or experts choose.
+    All ranks of the world all-reduce t + 2 numbers in float64. Here the host waits for a GPU in
+    every step; elsewhere only if a gradient is missing, or experts choose.
     """
     # Gradients by the number of ranks that have the same
     gradients: dict[int, list[torch.Tensor]] = defaultdict(list)

@@ -1,13 +1,14 @@
 """Whoever is asked whether a model fits over some ranks gives the same answer, in the same sentence.
 
-The questions are drawn at random, with a fixed seed. What the command line says is put back into Python's names by
+The questions are drawn at random, with a fixed seed; as many more are those that Plan, search and an explorer are
+asked (tests/course/sizing/test_agreement.py). What the command line says is put back into Python's names by
 spelling the expected sentence as it would.
 """
 
 import random
 import sys
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -19,6 +20,7 @@ from labtrain import TrainConfig
 from labtrain.__main__ import main
 from labtrain.memory_estimate import MemoryEstimate
 from labtrain.spelling import as_typed, options, switch
+from tests.course.sizing import test_agreement as of_plans
 
 QUESTIONS = range(25907, 25907 + 200)  # seeds with which every rule is met
 VOCABULARY = TrainConfig().shape.vocab_size
@@ -112,6 +114,13 @@ def drawn(seed):
     return model, config, rarely(world_size, world_size + 1, 7)
 
 
+def asked_of_plans():
+    """The questions that Plan, search and an explorer are asked."""
+    for question in of_plans.questions():
+        model = replace(question.model, vocab_size=VOCABULARY)
+        yield model, ParallelConfig(**question.options), question.world_size
+
+
 def fields_of(model, config):
     """The fields of a `TrainConfig`, whose vocabulary is that of its text."""
     both = asdict(model) | asdict(config)
@@ -172,8 +181,8 @@ def nothing_runs(monkeypatch):
 @pytest.fixture(scope="module")
 def questions():
     """All of them with labkit's answers."""
-    drawn_ones = [drawn(seed) for seed in QUESTIONS]
-    return [(question, answer(ask_labkit, question)) for question in drawn_ones]
+    both = [*map(drawn, QUESTIONS), *asked_of_plans()]
+    return [(question, answer(ask_labkit, question)) for question in both]
 
 
 def test_questions_meet_every_rule_and_many_fit(questions):
