@@ -69,9 +69,12 @@ if not dist.is_initialized():
 rank = dist.get_rank()
 world_size = dist.get_world_size()
 tp, pp = args.tp, args.pp
-assert world_size % (tp * pp) == 0, f"--tp {tp} times --pp {pp} does not divide {world_size} ranks"
 dp = world_size // (tp * pp)
 num_micro_batches = args.global_batch // (dp * args.micro_batch)
+assert tp * pp * dp == world_size, f"--tp {tp} times --pp {pp} must divide {world_size} ranks"
+assert args.heads % tp == 0, f"--tp {tp} must divide --heads {args.heads}"
+assert args.layers >= pp, f"--pp {pp} stages need at least as many --layers"
+assert num_micro_batches * dp * args.micro_batch == args.global_batch, f"--micro_batch times {dp} must divide the batch"
 dtype = getattr(torch, args.dtype)
 VOCABULARY = 256  # tokens are bytes
 grid = torch.arange(world_size).view(pp, dp, tp)
