@@ -73,7 +73,7 @@ dp = world_size // (tp * pp)
 num_micro_batches = args.global_batch // (dp * args.micro_batch)
 assert tp * pp * dp == world_size, f"--tp {tp} times --pp {pp} must divide {world_size} ranks"
 assert args.heads % tp == 0, f"--tp {tp} must divide --heads {args.heads}"
-assert args.layers >= pp, f"--pp {pp} stages need at least as many --layers"
+assert args.layers >= pp, "each stage needs a layer: --layers must be --pp or more"
 assert num_micro_batches * dp * args.micro_batch == args.global_batch, f"--micro_batch times {dp} must divide the batch"
 dtype = getattr(torch, args.dtype)
 VOCABULARY = 256  # tokens are bytes
@@ -460,7 +460,7 @@ text = torch.frombuffer(bytearray(Path(args.text).read_bytes()), dtype=torch.uin
 
 def batch(step):
     """Return this replica's inputs and targets, both [num_micro_batches, micro_batch, seq]."""
-    generator = torch.Generator().manual_seed(args.seed * 1_000_003 + step)
+    generator = torch.Generator().manual_seed(args.seed + step)
     starts = torch.randint(len(text) - args.seq, (args.global_batch, 1), generator=generator)
     rows = text[starts + torch.arange(args.seq + 1)].long().to(device)
     rows = rows.view(num_micro_batches, dp, args.micro_batch, args.seq + 1)[:, dp_rank]

@@ -11,7 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from labkit.groups import group_of_one
 from labkit.launch import launch
+from labkit.shape import GPT
+from labtrain.model import ParallelGPT
 from tests.support.nccl import under_nccls_rules
 
 PATH = Path(__file__).resolve().parents[3] / "course" / "project" / "one_file.py"
@@ -30,15 +33,15 @@ SMALL = {
 LAYOUTS = [(tp, pp) for tp in (1, 2, 4, 8) for pp in (1, 2, 4, 8) if tp * pp <= 8]
 
 
-def one_file(options):
-    """Run the file on this rank, as torchrun does, and return the losses and norms of its steps."""
+def one_file(options, whole=False):
+    """Run the file on this rank, as torchrun does; return the losses and norms of its steps, or all that it defines."""
     os.environ["LOCAL_RANK"] = str(torch.distributed.get_rank())
     os.environ["LOCAL_WORLD_SIZE"] = str(torch.distributed.get_world_size())
     sys.argv = [str(PATH)]
     for name, value in options.items():
         sys.argv += [name, str(value)]
     end = runpy.run_path(str(PATH), run_name="one_file")
-    return end["losses"] + end["norms"]
+    return end if whole else end["losses"] + end["norms"]
 
 
 def assert_same_training(**options):
@@ -69,6 +72,38 @@ def test_a_split_changes_no_loss_and_no_norm(tp, pp, untied, micro_batch):
 @pytest.mark.parametrize(("tp", "pp"), LAYOUTS)
 def test_every_layout_of_eight_ranks(tp, pp, untied):
     assert_same_training(tp=tp, pp=pp, untied=untied, micro_batch=1)
+
+
+def as_in_labtrain(name):
+    """Return labtrain's name of a parameter: blocks.0.norm1.weight is layers.0.attention_norm.weight."""
+    name = name.replace("blocks.", "layers.").replace("norm1", "attention_norm").replace("norm2", "mlp_norm")
+    return "embedding.weight" if name == "embedding" else name
+
+
+def losses_and_grads_of_both():
+    """Run one batch through the file's model and, with the same weights, through labtrain's."""
+    options = SMALL | {"--steps": 0, "--global_batch": 4, "--micro_batch": 4}
+    file = one_file(options, whole=True)
+    inputs, targets = file["batch"](0)
+    for bucket in file["buckets"]:
+        bucket.start()
+    losses = [file["forward_backward"](inputs, targets).item()]
+    params = {as_in_labtrain(name): param for name, param in file["stage"].named_parameters()}
+    shape = GPT(num_layers=8, hidden_size=32, num_attention_heads=8, seq_length=16, vocab_size=256)
+    model = ParallelGPT(shape, group_of_one(), dtype=torch.float64)
+    model.load_state_dict({name: params[name].reshape(param.shape) for name, param in model.named_parameters()})
+    loss = model.loss(model(inputs[0]), targets[0])
+    loss.backward()
+    losses.append(loss.item())
+    grads = {name: (params[name].grad.reshape(param.shape), param.grad) for name, param in model.named_parameters()}
+    return losses, grads
+
+
+def test_its_model_is_labtrains():
+    [(losses, grads)] = launch(losses_and_grads_of_both, world_size=1)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+    for found, expected in grads.values():
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_it_trains_on_a_connection_that_keeps_nccls_rules():
