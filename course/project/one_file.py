@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn import functional as F
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Options. What --help shows is this list.
+# Options, and their defaults.
 
 options = {
     # how the ranks are split: what --tp and --pp leave over is data parallel
@@ -50,9 +50,9 @@ options = {
     "seed": 1,
     "bucket": 100_000,  # elements in one all-reduce of gradients
 }
-parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+parser = argparse.ArgumentParser()
 for name, default in options.items():
-    parser.add_argument(f"--{name}", type=type(default), default=default, help=type(default).__name__)
+    parser.add_argument(f"--{name}", type=type(default), default=default)
 args = parser.parse_args()
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -85,10 +85,18 @@ previous_stage = rank - dp * tp
 next_stage = rank + dp * tp
 
 
+def rank_lists():
+    """Return three lists of lists of ranks: of all tensor groups, all data-parallel groups and all pipelines."""
+    tensor = grid.reshape(-1, tp)
+    data = grid.transpose(1, 2).reshape(-1, dp)
+    pipelines = grid.permute(1, 2, 0).reshape(-1, pp)
+    return tensor.tolist(), data.tolist(), pipelines.tolist()
+
+
 def own_group(lists):
     """Create a group of each list of ranks, and return the one that this rank is in, or None."""
     own = None
-    for ranks in lists.tolist():
+    for ranks in lists:
         group = dist.new_group(ranks)
         if rank in ranks:
             own = group
@@ -99,12 +107,10 @@ def own_group(lists):
     return own
 
 
-tp_group = own_group(grid.reshape(-1, tp))
-dp_group = own_group(grid.transpose(1, 2).reshape(-1, dp))
-pp_group = own_group(grid.permute(1, 2, 0).reshape(-1, pp))
+tp_group, dp_group, pp_group = map(own_group, rank_lists())
 has_two_copies = pp > 1 and not args.untied  # of the embedding: the first stage looks rows up, the last makes logits
 if has_two_copies:
-    copies_group = own_group(grid[[0, -1]].permute(1, 2, 0).reshape(-1, 2))
+    copies_group = own_group([[ranks[0], ranks[-1]] for ranks in rank_lists()[2]])
 
 # ----------------------------------------------------------------------------------------------------------------------
 # f and g, a conjugate pair (Megatron-LM, arXiv 1909.08053, section 3): what one does forward, the other does backward.
@@ -471,9 +477,9 @@ stage = Stage()
 buckets = make_buckets(list(stage.parameters()))
 optimizer = torch.optim.AdamW(stage.parameters(), betas=(0.9, 0.95), weight_decay=args.weight_decay)
 
-losses, norms = [], []
-for step in range(args.steps):
-    start = time.perf_counter()
+
+def train_step(step):
+    """Train on one batch; return its loss and its gradient's norm, the same on every rank."""
     for bucket in buckets:
         bucket.start()
     loss = forward_backward(*batch(step))
@@ -481,19 +487,25 @@ for step in range(args.steps):
         bucket.finish()
     add_up_copies()
     norm = grad_norm()
+    clip = (args.clip / (norm + 1e-6)).clamp(max=1)  # 1e-6: as in PyTorch's clip_grad_norm_
     for bucket in buckets:
-        bucket.grads.mul_((args.clip / (norm + 1e-6)).clamp(max=1))  # 1e-6: as in PyTorch's clip_grad_norm_
+        bucket.grads.mul_(clip)
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(step)
     optimizer.step()
-
     dist.all_reduce(loss, group=dp_group)
     dist.all_reduce(loss, group=pp_group)
-    losses.append(loss.item())
-    norms.append(norm.item())
+    return loss.item(), norm.item()
+
+
+history = []  # loss and norm of each step
+for step in range(args.steps):
+    start = time.perf_counter()
+    loss, norm = train_step(step)
+    history.append((loss, norm))
     if rank == 0:
         tokens = args.global_batch * args.seq / (time.perf_counter() - start)
-        print(f"step {step + 1:4}  loss {losses[-1]:.4f}  norm {norms[-1]:.4f}  {tokens:,.0f} tokens/s", flush=True)
+        print(f"step {step + 1:4}  loss {loss:.4f}  norm {norm:.4f}  {tokens:,.0f} tokens/s", flush=True)
 
 if __name__ == "__main__":
     dist.destroy_process_group()
