@@ -432,18 +432,12 @@ def add_up_copies():
         dist.all_reduce(copy.grad, group=copies_group)
 
 
-def is_counted(param):
-    """Return whether this rank's gradient of ``param`` belongs into the norm: the same numbers are counted once."""
-    if has_two_copies and is_last and param is stage.head:
-        return False
-    return tp_rank == 0 or getattr(param, "is_sharded", False)
-
-
 def grad_norm():
-    """Return the norm of the whole model's gradient."""
+    """Return the norm of the whole model's gradient. What several ranks have is counted by one of them."""
     total = torch.zeros((), device=device, dtype=dtype)
     for param in stage.parameters():
-        if is_counted(param):
+        is_copy = has_two_copies and is_last and param is stage.head
+        if not is_copy and (tp_rank == 0 or getattr(param, "is_sharded", False)):
             total += param.grad.square().sum()
     dist.all_reduce(total, group=tp_group)
     dist.all_reduce(total, group=pp_group)
@@ -451,11 +445,11 @@ def grad_norm():
 
 
 def learning_rate(step):
-    """Return the rate of ``step``: a linear warm-up, then half a cosine down to a tenth."""
+    """Return the rate of ``step``: a linear warm-up, then half a cosine down to zero."""
     if step < args.warmup:
         return args.lr * (step + 1) / args.warmup
     progress = (step - args.warmup) / (args.steps - args.warmup)
-    return args.lr * (0.55 + 0.45 * math.cos(math.pi * progress))
+    return args.lr * (1 + math.cos(math.pi * progress)) / 2
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -505,7 +499,7 @@ for step in range(args.steps):
     history.append((loss, norm))
     if rank == 0:
         tokens = args.global_batch * args.seq / (time.perf_counter() - start)
-        print(f"step {step + 1:4}  loss {loss:.4f}  norm {norm:.4f}  {tokens:,.0f} tokens/s", flush=True)
+        print(f"step {step:4}  loss {loss:.4f}  norm {norm:.4f}  {tokens:,.0f} tokens/s", flush=True)
 
 if __name__ == "__main__":
     dist.destroy_process_group()

@@ -121,7 +121,7 @@ def test_torchrun_starts_it():
         list(map(str, command)), capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
     assert done.returncode == 0, done.stderr
-    assert [line.split()[:2] for line in done.stdout.splitlines()] == [["step", "1"], ["step", "2"]]
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [["step", "0"], ["step", "1"]]
 
 
 def messages(pp_rank, pp, num_micro_batches):
