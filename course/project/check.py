@@ -7,7 +7,7 @@ import argparse
 import contextlib
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -91,11 +91,14 @@ def check(path: str | Path, step: int) -> Result:
 def outcome(source: str, filename: str, names: list[str], step: int, number: int) -> Outcome:
     """Run a step's probe in one of its cases, and return what happened."""
     world_size, options = CASES[step][number]
+    return on_ranks(world_size, observe, source, filename, names, step, options)
+
+
+def on_ranks(world_size: int, function: Callable, *args) -> Outcome:
+    """Run a function of the probes on ranks, and return what happened; what ranks print is not shown."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            seen = launch(
-                observe, source, filename, names, step, options, world_size=world_size, timeout_seconds=TIMEOUT
-            )
+            seen = launch(function, *args, world_size=world_size, timeout_seconds=TIMEOUT)
     except Deadlock as stuck:
         return Outcome([], "stuck", str(stuck))
     except RankFailed as failed:

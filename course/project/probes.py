@@ -35,6 +35,17 @@ SMALL = {
 
 def observe(source: str, filename: str, names: list[str], step: int, options: dict[str, Any]) -> list[tuple[str, Any]]:
     """Define the learner's parts ``names`` on this rank, and return what the step's probe sees."""
+    scope = defined(source, filename, names, options)
+    return [(what, plain(seen)) for what, seen in PROBES[step](scope)]
+
+
+def history(source: str, filename: str, names: list[str], options: dict[str, Any]) -> list[tuple[float, float]]:
+    """Train with the learner's parts ``names``, and return loss and gradient norm of each step."""
+    return defined(source, filename, names, options)["history"]
+
+
+def defined(source: str, filename: str, names: list[str], options: dict[str, Any]) -> dict[str, Any]:
+    """Run one_file.py with the learner's parts on this rank, and return what it defines."""
     os.environ["LOCAL_RANK"] = str(dist.get_rank())
     os.environ["LOCAL_WORLD_SIZE"] = str(dist.get_world_size())
     torch.set_num_threads(1)
@@ -43,7 +54,7 @@ def observe(source: str, filename: str, names: list[str], step: int, options: di
         sys.argv += [f"--{name}", str(value)]
     scope: dict[str, Any] = {"__name__": "my_megatron"}
     define(source, filename, names, scope)
-    return [(what, plain(seen)) for what, seen in PROBES[step](scope)]
+    return scope
 
 
 def _numbers(*shape: int, seed: int = 0) -> torch.Tensor:
