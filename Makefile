@@ -44,8 +44,8 @@ test: $(DEV)
 		--junit-xml $(lastword $(RESULTS)); \
 	$(BIN)/python tests/support/closing_line.py $(RESULTS) $$((status + $$?))
 
-# What `make test` samples, in full: answers of learners, mutants of solutions, jobs that stand still; and tests and notebooks on ranks that
-# talk by NCCL's rules (course/nccl_rules.py).
+# What `make test` samples, in full: answers of learners, mutants of solutions, jobs that stand still, all layouts of
+# course/project/one_file.py; and tests and notebooks on ranks that talk by NCCL's rules (course/nccl_rules.py).
 SWEEP = $(BIN)/python -m pytest -n 2 --dist loadfile -o faulthandler_timeout=7200
 sweep: sweep-answers sweep-nccl
 
@@ -54,7 +54,7 @@ GLOO_ONLY = --deselect "notebooks/08_3d_parallel.ipynb::Cell 54" --deselect "not
 
 sweep-answers: export LABKIT_ALL_ANSWERS = 1
 sweep-answers: $(DEV)
-	$(SWEEP) tests/course/exercises
+	$(SWEEP) tests/course/exercises tests/course/project
 
 sweep-nccl: export NCCL_RULES = 1
 sweep-nccl: export PYTHONSTARTUP = $(CURDIR)/tests/support/nccl_startup.py

@@ -1,0 +1,1 @@
+"""The project: a Megatron in one file (one_file.py), which torchrun starts."""

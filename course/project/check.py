@@ -1,0 +1,179 @@
+"""Checks a my_megatron.py step by step on real ranks: python -m course.project.check my_megatron.py
+
+It prints a table, and what is wrong with each step that is. The exit status is 0 if all steps are right.
+"""
+
+import argparse
+import contextlib
+import io
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from course.exercises.base import indent
+from course.exercises.values import difference, same, told_apart
+from course.project.mistakes import MISTAKES
+from course.project.parts import steps, written_in
+from course.project.probes import CASES, observe
+from labkit.launch import Deadlock, RankFailed, launch
+
+TITLES = {
+    1: "groups",
+    2: "f and g",
+    3: "the pair, then attention",
+    4: "vocabulary and loss",
+    5: "data parallel",
+    6: "pipeline",
+    7: "put together",
+}
+TIMEOUT = 20.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What parts did in one case: what each rank saw, or how they ended."""
+
+    seen: list[list[tuple[str, Any]]]
+    ended: str = ""  # "stuck", or the type and text of the error that a rank raised
+    report: str = ""
+
+    def equals(self, other: "Outcome") -> bool:
+        """Return whether both saw the same on all ranks, or ended in the same way."""
+        return self.ended == other.ended and same(self.seen, other.seen)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The check of one step: ``status`` is passed, not attempted, wrong, raised or stuck."""
+
+    step: int
+    status: str
+    text: str = ""
+
+    def __str__(self) -> str:
+        heading = f"step {self.step}, {TITLES[self.step]}: {self.status}"
+        return f"{heading}\n{self.text}" if self.text else heading
+
+
+def check(path: str | Path, step: int) -> Result:
+    """Try what a file has of one step on real ranks, the rest of the program being ours."""
+    source = Path(path).read_text()
+    try:
+        written = written_in(source)
+    except SyntaxError as error:
+        return Result(step, "raised", f"  {Path(path).name}, line {error.lineno}: {error.msg}")
+    names = [name for name in written if steps()[name] == step]
+    if not names:
+        return Result(step, "not attempted")
+    for number, (world_size, options) in enumerate(CASES[step]):
+        found = outcome(source, str(path), names, step, number)
+        expected = ours(step, number)
+        if found.equals(expected):
+            continue
+        advice = diagnosis(found, names, step, number)
+        where = f"{world_size} ranks, " + ", ".join(f"{name}={value}" for name, value in options.items())
+        if found.ended:
+            status = "stuck" if found.ended == "stuck" else "raised"
+            return Result(step, status, "\n".join([f"  With {where}:", found.report, advice]).rstrip())
+        return Result(
+            step, "wrong", "\n".join([f"  With {where}:", *first_difference(found, expected), advice]).rstrip()
+        )
+    left = [name for name, of_step in steps().items() if of_step == step and name not in names]
+    if left:
+        return Result(step, "not attempted", f"  Right so far: {', '.join(names)}. To be written: {', '.join(left)}.")
+    return Result(step, "passed")
+
+
+def outcome(source: str, filename: str, names: list[str], step: int, number: int) -> Outcome:
+    """Run a step's probe in one of its cases, and return what happened."""
+    world_size, options = CASES[step][number]
+    return on_ranks(world_size, observe, source, filename, names, step, options)
+
+
+def on_ranks(world_size: int, function: Callable, *args) -> Outcome:
+    """Run a function of the probes on ranks, and return what happened; what ranks print is not shown."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            seen = launch(function, *args, world_size=world_size, timeout_seconds=TIMEOUT)
+    except Deadlock as stuck:
+        return Outcome([], "stuck", str(stuck))
+    except RankFailed as failed:
+        cause = failed.cause
+        kind = f"{type(cause).__name__}: {cause}" if cause else "died"
+        return Outcome([], kind, str(failed))
+    return Outcome(seen)
+
+
+@cache
+def ours(step: int, number: int) -> Outcome:
+    """Return what our parts do."""
+    return outcome("", "my_megatron.py", [], step, number)
+
+
+@cache
+def of_mistake(mistake: int, number: int) -> Outcome:
+    """Return what one of the known mistakes does."""
+    wrong = MISTAKES[mistake]
+    return outcome(wrong.source(), "my_megatron.py", [wrong.part], wrong.step, number)
+
+
+def diagnosis(found: Outcome, names: list[str], step: int, number: int) -> str:
+    """Return the advice for a mistake that does the same, if one is known."""
+    for index, mistake in enumerate(MISTAKES):
+        if mistake.step == step and mistake.part in names and found.equals(of_mistake(index, number)):
+            return indent(f"What this usually is: {mistake.advice}")
+    return ""
+
+
+def first_difference(found: Outcome, expected: Outcome) -> Iterator[str]:
+    """Say on which rank what differs first: probes look at simple things first."""
+    for number, (what, right) in enumerate(expected.seen[0]):
+        for rank, seen in enumerate(found.seen):
+            if number >= len(seen):
+                continue
+            right = expected.seen[rank][number][1]
+            got = seen[number][1]
+            if same(got, right):
+                continue
+            told_got, told_right = told_apart(got, right)
+            yield f"  {what}, on rank {rank}"
+            yield f"    is        {told_got}"
+            yield f"    expected  {told_right}"
+            if where := difference(got, right):
+                yield f"    differs   {where}"
+            return
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--step", type=int, choices=TITLES, help="check this one alone")
+    parser.add_argument("--junit-xml", type=Path, help="write the results for a program that collects them")
+    options = parser.parse_args()
+    results = []
+    for step in [options.step] if options.step else TITLES:
+        results.append(check(options.file, step))
+        print(results[-1], flush=True)
+    if options.junit_xml:
+        write_junit(results, options.junit_xml)
+    return 0 if all(result.status == "passed" for result in results) else 1
+
+
+def write_junit(results: list[Result], path: Path) -> None:
+    """Write one test case for each step."""
+    suite = ElementTree.Element("testsuite", name="my_megatron", tests=str(len(results)))
+    for result in results:
+        case = ElementTree.SubElement(suite, "testcase", name=f"step {result.step}: {TITLES[result.step]}")
+        if result.status == "not attempted":
+            ElementTree.SubElement(case, "skipped")
+        elif result.status != "passed":
+            ElementTree.SubElement(case, "failure", message=result.status).text = result.text
+    ElementTree.ElementTree(suite).write(path, encoding="unicode")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
