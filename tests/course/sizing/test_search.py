@@ -187,7 +187,7 @@ PLACES, PERCENT_SLOWER = [1, 3, 6, 21, 47, 1, 2, 4, 1, 2], [0, 5.4, 9.2, 13.2, 1
 @pytest.mark.parametrize(
     ("row", "place", "percent"),
     list(zip(ROWS, PLACES, PERCENT_SLOWER)),
-    ids=[f"{row.billions} billion" for row in ROWS],
+    ids=[row.model for row in ROWS],
 )
 def test_the_papers_own_choice_among_ours(row, place, percent):
     """Eight of ten are among the first six, six within 5 percent; for two the model would rather divide by t = 2."""
