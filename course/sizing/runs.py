@@ -85,9 +85,9 @@ NO_FIELDS = ("run", "model", "gpu", "step_seconds", "teraflops_per_gpu", "fitted
 
 def read_rows(name: str) -> list[dict[str, str]]:
     """Return the rows of a table in this folder; a page in a browser has the folder in a zip file."""
-    found = get_data(__package__, name)
+    found = get_data("course.sizing", name)
     if found is None:
-        raise FileNotFoundError(f"{name} is missing from {__package__}")
+        raise FileNotFoundError(f"{name} is missing from course.sizing")
     return list(csv.DictReader(found.decode().splitlines()))
 
 

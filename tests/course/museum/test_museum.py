@@ -4,7 +4,6 @@ import json
 import re
 import sys
 from collections import Counter
-from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -12,22 +11,14 @@ import pytest
 import torch.nn.functional as F
 
 from course import progress
-from course.museum import (
-    Museum,
-    cases,
-    context_museum,
-    expert_run,
-    experts_museum,
-    gpu_museum,
-    museum,
-    sharding_museum,
-)
-from course.museum.cases import ALL_FAULTS, CONTEXT, EQUAL, MAIN, SHARDING, Symptoms, nothing
+from course.museum import Museum, cases, context_museum, experts_museum, gpu_museum, museum, sharding_museum
+from course.museum.cases import ALL_FAULTS, CONTEXT, EXPERTS, GPUS, MAIN, SHARDING, nothing
+from course.museum.expert_run import CLIP_NORM as EXPERTS_CLIP_NORM
 from course.museum.expert_run import LAYOUTS, NUM_CHOICES, TOP_K
-from course.museum.expert_symptoms import EXPERTS, in_two_layouts, one_process_with_experts, went_elsewhere
 from course.museum.faults import FAULTS
-from course.museum.gpu_symptoms import GPUS
-from course.museum.tiny_run import CLIP_NORM, LAYOUT, NUM_MICRO_BATCHES, TinyTrainer, on_rank
+from course.museum.harness import on_rank, one_process
+from course.museum.symptoms import EQUAL, went_elsewhere
+from course.museum.tiny_run import CLIP_NORM, LAYOUT, NUM_MICRO_BATCHES, TinyTrainer
 from course.table import TINT
 from labkit import gradients, pipeline
 from labkit.launch import launch
@@ -64,17 +55,12 @@ def symptoms_of_all(wing):
     The notebooks show runs on ranks of their own, and their tables are compared.
     """
     applies = {fault.name: fault.apply for fault in wing.faults} | {"healthy": nothing}
-    if wing is EXPERTS:
-        expected, train, rest = one_process_with_experts(), expert_run.on_rank, ()
-    else:
-        expected, train, rest = cases.one_process(), on_rank, (wing.config,)
-    place = dict(world_size=wing.world_size, backend="gloo")
-    of_ranks = zip(*launch(one_by_one, [*applies.values()], train, expected, *rest, **place))
-    show = in_two_layouts if wing is EXPERTS else partial(Symptoms, layout=wing.layout)
-    return {name: show(expected, seen) for name, seen in zip(applies, of_ranks, strict=True)}
+    expected, place = one_process(wing.alone), dict(world_size=wing.jobs[0].layout.world_size, backend="gloo")
+    of_ranks = zip(*launch(one_by_one, [*applies.values()], expected, wing.jobs, **place))
+    return {name: wing.shown(expected, seen) for name, seen in zip(applies, of_ranks, strict=True)}
 
 
-def one_by_one(applies, train, expected, *rest):
+def one_by_one(applies, expected, jobs):
     """Run with each fault on this rank, and take it out of the packages again. What is left shows in the next run."""
     modules = [module for name, module in sys.modules.items() if name.partition(".")[0] in PACKAGES]
     known = {value for module in modules for value in vars(module).values() if isinstance(value, type)}
@@ -82,7 +68,7 @@ def one_by_one(applies, train, expected, *rest):
     before = [(owner, dict(vars(owner))) for owner in (F, *modules, *classes)]
     found = []
     for apply in applies:
-        found.append(train(apply, expected, *rest))
+        found.append(on_rank(apply, expected, jobs))
         for owner, values in before:
             for name in [name for name, value in values.items() if vars(owner)[name] is not value]:
                 setattr(owner, name, values[name])
@@ -406,10 +392,12 @@ def found_with_experts(shown):
     expected, ranks, found = shown.expected, shown.ranks, set()
     if any(each.error >= EQUAL for seen in ranks for each in seen.weights):
         found.add("weights")
-    for name, of_run in {"loss": "losses", "norm": "norms", "auxiliary loss": "auxiliary"}.items():
-        here, right = [getattr(seen, of_run)[0] for seen in ranks], getattr(expected, of_run)[0]
-        if any(differs(each, right) for each in here):
-            found.add(name if of_run != "auxiliary" else f"{name} {here[0] / right:.2g}")
+    for name, of_run in {"loss": "losses", "norm": "norms"}.items():
+        if any(differs(getattr(seen, of_run)[0], getattr(expected, of_run)[0]) for seen in ranks):
+            found.add(name)
+    auxiliary, right = [seen.routing.auxiliary[0] for seen in ranks], expected.routing.auxiliary[0]
+    if any(differs(each, right) for each in auxiliary):
+        found.add(f"auxiliary loss {auxiliary[0] / right:.2g}")
     if differs(ranks[0].norms[0], ranks[1].norms[0]):
         assert [seen.norms[0] for seen in ranks[2:]] == [seen.norms[0] for seen in ranks[:2]]
         found.add("norms of ep ranks")
@@ -421,16 +409,16 @@ def found_with_experts(shown):
         found.add("gradients")
     if (letters := "".join(shown.letters("experts"))) != ("ABAB" if shown.layout.ep_size == 2 else "AAAA"):
         found.add(f"copies {letters}")
-    if ranks[0].counted[0] != [NUM_CHOICES] * 2:
-        found.add(f"choices {ranks[0].counted[0][1] / NUM_CHOICES:.2g}")
-    biases = zip(chain(*ranks[0].biases[0]), chain(*expected.biases[0]))
+    if ranks[0].routing.counted[0] != [NUM_CHOICES] * 2:
+        found.add(f"choices {ranks[0].routing.counted[0][1] / NUM_CHOICES:.2g}")
+    biases = zip(chain(*ranks[0].routing.biases[0]), chain(*expected.routing.biases[0]))
     return found | ({"biases"} if any(went_elsewhere(*pair) for pair in biases) else set())
 
 
 def test_healthy_runs_of_experts_show_nothing_in_both_layouts(shown_of_experts):
     healthy = shown_of_experts["healthy"]
     assert [table.num_wrong for table in healthy.tables()] == [0] * 8
-    assert [found_with_experts(each) for each in healthy.layouts] == [set(), set()]
+    assert [found_with_experts(each) for each in healthy.shown.values()] == [set(), set()]
     assert "dp 2; experts: expert_tp 1, ep 2, expert_dp 2" in repr(healthy) and "1  c1 d0 e1" in repr(healthy)
     assert "dp 2; experts: expert_tp 1, ep 1, expert_dp 4" in healthy._repr_html_()
     sizes = [(each.dp_size * each.cp_size, each.expert_dp_size, each.tp_size, TOP_K) for each in LAYOUTS]
@@ -440,21 +428,21 @@ def test_healthy_runs_of_experts_show_nothing_in_both_layouts(shown_of_experts):
 @pytest.mark.parametrize("name", EXPERT_SYMPTOMS)
 def test_each_fault_of_experts_shows(shown_of_experts, name):
     found = shown_of_experts[name]
-    assert tuple(found_with_experts(each) for each in found.layouts) == EXPERT_SYMPTOMS[name]
-    for each, words in zip(found.layouts, EXPERT_SYMPTOMS[name]):
+    assert tuple(found_with_experts(each) for each in found.shown.values()) == EXPERT_SYMPTOMS[name]
+    for each, words in zip(found.shown.values(), EXPERT_SYMPTOMS[name]):
         for row in each.tables()[0].rows:  # what a reader sees to differ is marked
             assert [here.is_wrong for here in row[2::2]] == [
                 str(one) != str(here) for one, here in zip(row[1::2], row[2::2])
             ]
         assert bool(words) == any(table.num_wrong for table in each.tables())
         assert each.ranks[0].losses == sorted(each.ranks[0].losses, reverse=True)  # and yet it seems to learn
-        assert all(norm > expert_run.CLIP_NORM for seen in each.ranks for norm in seen.norms)
+        assert all(norm > EXPERTS_CLIP_NORM for seen in each.ranks for norm in seen.norms)
     assert max(map(len, repr(found).splitlines())) <= 72
 
 
 def test_no_two_faults_of_experts_look_alike(shown_of_experts):
     assert len(EXPERT_SYMPTOMS) == len(EXPERTS.faults) == 10
-    shown = [[found_with_experts(each) for each in shown_of_experts[name].layouts] for name in EXPERT_SYMPTOMS]
+    shown = [[found_with_experts(each) for each in shown_of_experts[name].shown.values()] for name in EXPERT_SYMPTOMS]
     assert all(one != other for place, one in enumerate(shown) for other in shown[:place])
 
 
@@ -465,8 +453,10 @@ def test_the_fault_of_gpus_shows_by_nccls_rules_only():
     healthy, shown = gpu_museum.healthy(), gpu_museum.case(1).run()
     assert [table.num_wrong for table in healthy.tables()] == [0] * 6  # by both rules
     assert [table.num_wrong for table in shown.tables()] == [0] * 3
-    assert repr(shown.on_gloo) == repr(healthy.on_gloo) == repr(healthy.by_nccls_rules)
-    report = repr(shown).partition("By NCCL's rules:")[2]
+    of_healthy, [on_gloo, stands_still] = map(repr, healthy.shown.values()), shown.shown.values()
+    assert {*of_healthy} == {repr(on_gloo)}
+    report = repr(stands_still)
+    assert repr(shown).endswith(f"By NCCL's rules:\n\n{report}")
     assert "no rank can go on." in report
     assert "rank 0: waits in recv from rank 1" in report and "rank 1: waits in recv from rank 0" in report
     assert report.count(" for B1") == report.count(" for F2") == 1 and "labkit/" not in report
@@ -499,7 +489,7 @@ def test_the_museum_counts_as_an_exercise_of_its_notebook():
     }
     for number, names in wings.items():
         assert set(names) <= set(progress.exercises()[number])
-    assert isinstance(museum, Museum) and cases.one_process.cache_info().currsize <= 1
+    assert isinstance(museum, Museum) and one_process.cache_info().currsize <= 2
 
 
 def test_the_instructor_has_the_key():
