@@ -29,22 +29,6 @@ def test_every_row_is_seen_once_as_chunk_deals_them_out(sizes):
     assert [*map(list, pieces)] == [rows.tolist() for all_rows in of_ranks for rows in all_rows.chunk(sizes[2])]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "text"),
-    [
-        ((128, 3, 1), "= 3 does not divide batch_size=128: use batch_size 126 or 129"),
-        ((4, 4, 2), "dp_size=4 * num_micro_batches=2 = 8 does not divide batch_size=4: use batch_size 8"),
-        ((0, 1, 1), "batch_size=0 must be at least 1"),
-        ((8, 1, -1), "num_micro_batches=-1 must be at least 1"),
-        ((8.0, 1, 1), "batch_size=8.0 must be a whole number"),
-    ],
-)
-def test_a_batch_that_cannot_be_shared_is_refused(sizes, text):
-    with pytest.raises(ValueError) as error:
-        BatchCut(*sizes)
-    assert text in str(error.value)
-
-
 @pytest.mark.parametrize("sizes", CUTS)
 def test_all_rows_are_dealt_once_each_rank_in_its_tint(sizes):
     cut = BatchCut(*sizes)

@@ -52,9 +52,3 @@ def test_one_copy_has_no_lines_and_its_gathers_leave_the_nodes():
     assert scene.by_key["frame0"].dashed
     assert scene.says == "Gathers and reduce-scatters across nodes"
     assert SCENES["8"].says.startswith("Gathers and reduce-scatters inside a node; all-reduces")
-
-
-@pytest.mark.parametrize("shard_size", [4, 24])
-def test_shards_are_of_whole_nodes(shard_size):
-    with pytest.raises(ValueError, match="does not divide"):
-        draw_cluster(32, shard_size)

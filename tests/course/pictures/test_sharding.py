@@ -155,13 +155,6 @@ def test_dealt_stripes_stand_in_their_ranks_row():
     assert [mark.text for mark in marks(whole, "matrix")] == ["gate", "up"]
 
 
-def test_a_stride_that_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match=re.escape("tp_size=4 * stride=2 = 8 does not divide output_size=12")):
-        draw_stride(12, 4, 2)
-    with pytest.raises(ValueError, match="matrices=3 does not divide output_size=16"):
-        draw_stride(16, 2, 1)
-
-
 def test_the_table_says_every_shape_and_the_bytes_of_a_shard():
     rows = {name: cells for name, *cells in draw_cut(LinearCut("row", 1024, 512, 2, batch_size=128)).table.rows}
     assert rows == {
