@@ -32,7 +32,7 @@ from course.sizing.shapes import DEEPSEEK_V3, MIXTRAL_8X22B, QWEN3_30B_A3B
 from labkit.parallel_config import V_SHAPED
 from labkit.shape import GPT
 
-MODELS = {f"{row.billions:g} billion": row.plan.model for row in table_1()}
+MODELS = {run.model: run.plan.model for run in table_1()}
 MODELS["GPT-3, 175 billion"] = GPT(96, 12288, 2048, 51200, 96)
 MODELS |= {"Llama 3, 8 billion": LLAMA_8B, "Llama 3, 70 billion": LLAMA_70B, "Llama 3, 405 billion": LLAMA_405B}
 MODELS["Llama 3, 70 billion, s = 131072"] = replace(LLAMA_70B, seq_length=131072)

@@ -4,7 +4,7 @@ The trainer, its groups and its pipeline are the real ones, so what the log says
 """
 
 from collections import Counter
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
@@ -35,7 +35,7 @@ class DryRun:
 
     def fits(self, memory_bytes: float) -> bool:
         """Return whether all that it holds when it is fullest fits this much memory."""
-        return sum(astuple(self.held)) <= memory_bytes
+        return self.held.total <= memory_bytes
 
     def __str__(self) -> str:
         return f"rank {self.rank}: {self.num_parameters:,} parameters; holds {self.held}\n{self.messages}"

@@ -11,9 +11,8 @@ and ``experts_museum`` that of notebook 15, with ten more.
 
 from course.exercises.base import Verdict
 from course.exercises.record import note_solved, solved
-from course.museum.cases import CONTEXT, MAIN, SHARDING, Case, Tables, Wing, cases_of, nothing
-from course.museum.expert_symptoms import EXPERTS
-from course.museum.gpu_symptoms import GPUS
+from course.museum.cases import CONTEXT, EXPERTS, GPUS, MAIN, SHARDING, Case, Wing, cases_of, nothing
+from course.museum.symptoms import Tables
 
 
 class Museum:

@@ -1,145 +1,62 @@
 """A case of the museum: run an unknown fault, read what it shows, name it."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from functools import cache
-from string import ascii_uppercase
 
 from course.exercises.base import Folded, Verdict, indent, kept_in_handouts, report
 from course.exercises.source import source_of
 from course.museum.context_faults import CONTEXT_FAULTS
 from course.museum.expert_faults import EXPERT_FAULTS
+from course.museum.expert_run import LAYOUTS, MixtureRun
 from course.museum.faults import FAULTS, Fault
 from course.museum.gpu_faults import GPU_FAULTS
+from course.museum.harness import Job, Run, Seen, on_rank, one_process
 from course.museum.sharding_faults import SHARDING_FAULTS
-from course.museum.tiny_run import CONFIG, CONTEXT_CONFIG, SHARDING_CONFIG, Run, Seen, in_one_process, on_rank
-from course.parity import Parity
-from course.table import Cell, Table
-from labkit.launch import launch
+from course.museum.symptoms import Sections, StandsStill, Symptoms, Tables
+from course.museum.tiny_run import ALONE, CONFIG, CONTEXT_CONFIG, SHARDING_CONFIG, TinyRun
+from course.nccl_rules import Under
+from labkit.launch import Deadlock, launch
 from labkit.layout import ParallelLayout
-from labkit.sizes import counted
-from labtrain import TrainConfig
-
-EQUAL = 1e-10
-"""Relative errors below this are rounding: everything is in float64."""
-ROUNDED = 1e-8
-"""A loss or a norm that differs by less is the same, also where its last decimal is rounded the other way."""
-SAME_FOR = {"copies": lambda at: at.pp, "hidden": lambda at: (at.dp, at.pp), "heads": lambda at: at}
-"""What must be the same on ranks for which this is the same, and on no others: see `Seen`."""
-
-
-class Tables:
-    """What is shown as tables, in a terminal and in a notebook."""
-
-    def tables(self) -> list[Table]:
-        """Return the tables."""
-        raise NotImplementedError
-
-    def __repr__(self) -> str:
-        return "\n\n".join(map(str, self.tables()))
-
-    def _repr_html_(self) -> str:
-        wrong = sum(table.num_wrong for table in self.tables())
-        says = f"✗ {counted(wrong, 'cell')} wrong: not what a right run shows." if wrong else "✓ Nothing is wrong here."
-        return f"<p>{says}</p>" + "".join(table.html for table in self.tables())
-
-
-@dataclass(frozen=True, repr=False)
-class Symptoms(Tables):
-    """What a run shows from outside, as tables: by step, by rank, the gradients of step 1, and what shards cost."""
-
-    expected: Run
-    ranks: Sequence[Seen]
-    layout: ParallelLayout
-
-    @property
-    def parity(self) -> Parity:
-        """How the gradients of step 1 differ, before clipping and optimizer."""
-        return Parity([seen.gradients for seen in self.ranks])
-
-    def letters(self, name: str) -> list[str]:
-        """Return a letter per rank, the same for equal fingerprints ``name``."""
-        found = [getattr(seen, name) for seen in self.ranks]
-        order = list(dict.fromkeys(found))
-        return [ascii_uppercase[order.index(each)] for each in found]
-
-    def tables(self) -> list[Table]:
-        """Return the tables: three, and a fourth if the run has shards."""
-        tables = [self._by_step(), self._by_rank(), self._gradients()]
-        return tables if self.ranks[0].sharding is None else [*tables, self._sharding()]
-
-    def same_for(self) -> dict[str, Callable[[int], object]]:
-        """Return, for each fingerprint, what of a rank decides with which others it must be the same."""
-        names = [name for name in SAME_FOR if getattr(self.ranks[0], name)]
-        return {name: lambda rank, whose=SAME_FOR[name]: whose(self.layout.coords(rank)) for name in names}
-
-    def place(self, rank: int) -> str:
-        """Return where a rank stands on the axes that have more than one place."""
-        at = self.layout.coords(rank)
-        return " ".join(f"{axis[0]}{getattr(at, axis)}" for axis in self.layout.axes if self.layout.size(axis) > 1)
-
-    def _by_step(self) -> Table:
-        one, here = self.expected, self.ranks[0]
-        series = {"loss": (one.losses, here.losses), "gradient norm": (one.norms, here.norms)}
-        return steps_table(series, widths=[12, 14, 11, 14, 0])
-
-    def _by_rank(self) -> Table:
-        rows, same_for = [], self.same_for()
-        for rank, seen in enumerate(self.ranks):
-            row = [Cell(f"{rank}  {self.place(rank)}"), _error(max(each.error for each in seen.weights))]
-            row += [_number(seen.losses[0], self.expected.losses[0]), _number(seen.norms[0], self.expected.norms[0])]
-            for name, whose in same_for.items():
-                letters, right = self.letters(name), [whose(other) == whose(rank) for other in range(len(self.ranks))]
-                row.append(Cell(letters[rank], right != [letter == letters[rank] for letter in letters]))
-            rows.append(row)
-        heads = ["rank", "before it", "loss", "norm", *same_for]
-        above = {0: "step 1", 1: "weights", 2: "", 4: "same letter: the same"}
-        return Table(heads, rows, above=above, widths=[12, 12, 11, 10, *(8 for _ in same_for)])
-
-    def _gradients(self) -> Table:
-        rows = []
-        for rank, seen in enumerate(self.ranks):
-            wrong, worst = sum(each.error >= EQUAL for each in seen.gradients), self.parity.worst(rank)
-            row = [Cell(str(rank)), Cell(f"{wrong} of {len(seen.gradients)}", wrong > 0), _error(worst.error)]
-            rows.append([*row, Cell(f"{worst.ratio:.4f}" if wrong else ""), Cell(worst.name if wrong else "")])
-        ratio, below = self.parity.common_ratio, ""
-        if ratio is not None and abs(ratio - 1) > 1e-4:
-            below = f"everything is {ratio:.4g} times what one process has"
-        heads = ["rank", "wrong", "error", "ratio", "worst at"]
-        return Table(heads, rows, below, above={0: "step 1", 1: "gradients"}, widths=[12, 10, 10, 9, 0])
-
-    def _sharding(self) -> Table:
-        rows = []
-        for rank, seen in enumerate(self.ranks):
-            assert seen.sharding is not None
-            sent, enough, kilobytes, held, here = seen.sharding
-            counted = [Cell(str(sent), sent != enough), Cell(str(enough)), Cell(str(kilobytes), sent != enough)]
-            rows.append([Cell(str(rank)), *counted, Cell(f"{held:,}", held != here), Cell(f"{here:,}")])
-        heads = ["rank", "sent", "enough", "KB", "optimizer", "shards"]
-        above = {0: "all steps", 1: "reduce-scatters", 4: "numbers in"}
-        return Table(heads, rows, above=above, widths=[12, 10, 10, 10, 12, 0])
 
 
 @dataclass(frozen=True)
 class Wing:
-    """A part of the museum: its name in a notebook, its faults, and the run that each is put into."""
+    """A part of the museum: its name in a notebook, its faults, and the runs that each is put into, on the same ranks.
+
+    ``alone`` is the run of one process that they are compared with.
+    """
 
     name: str
     faults: Sequence[Fault]
-    config: TrainConfig
-    world_size: int
-
-    @property
-    def layout(self) -> ParallelLayout:
-        return self.config.layout(self.world_size)
+    jobs: Sequence[Job]
+    alone: Job
+    by_nccls_rules: bool = False
+    """Whether they run a second time, on CPU ranks that follow NCCL's rules, which only GPUs do otherwise."""
 
     def symptoms(self, apply: Callable[[], None]) -> Tables:
-        """Return what the run shows if ``apply`` is called on each rank before it."""
-        expected = one_process()  # on the CPU even if there are GPUs: the same numbers everywhere
-        ranks = launch(on_rank, apply, expected, self.config, world_size=self.world_size, backend="gloo")
-        return Symptoms(expected, ranks, self.layout)
+        """Return what the runs show if ``apply`` is called on each rank before them."""
+        on_gloo = self._symptoms(on_rank, apply)
+        if not self.by_nccls_rules:
+            return on_gloo
+        try:
+            by_rules = self._symptoms(Under(on_rank), apply)
+        except Deadlock as deadlock:
+            lines = str(deadlock).splitlines()
+            by_rules = StandsStill("\n".join(line for line in lines if not re.match(r"    in \S*labkit/", line)))
+        return Sections({"On CPU ranks, with gloo:": on_gloo, "By NCCL's rules:": by_rules})
+
+    def _symptoms(self, function: Callable, apply: Callable[[], None]) -> Tables:
+        expected, world_size = one_process(self.alone), self.jobs[0].layout.world_size
+        ranks = launch(function, apply, expected, self.jobs, world_size=world_size, backend="gloo")
+        return self.shown(expected, ranks)
+
+    def shown(self, expected: Run, ranks: Sequence[Sequence[Seen]]) -> Tables:
+        """Return as tables what each rank shows in each job; several jobs stand below the sizes of their grids."""
+        found = [Symptoms(expected, seen, job.layout) for job, seen in zip(self.jobs, zip(*ranks))]
+        return found[0] if len(found) == 1 else Sections({each.title: each for each in found})
 
 
 @dataclass
@@ -208,12 +125,6 @@ HINT = """Go down this list, and stop at the first answer that is not what it sh
 9. By NCCL's rules: who waits for which message, and what stands before it in the queue of that pair of ranks?"""
 
 
-@cache
-def one_process() -> Run:
-    """Return the run that all cases are compared with."""
-    return launch(in_one_process, world_size=1, backend="gloo")[0]
-
-
 def nothing() -> None:
     """Put in no fault."""
 
@@ -224,28 +135,9 @@ def cases_of(wing: Wing) -> list[Case]:
     return [Case(number, fault, wing) for number, fault in enumerate(in_no_order, 1)]
 
 
-MAIN = Wing("museum", FAULTS, CONFIG, world_size=8)
-CONTEXT = Wing("context_museum", CONTEXT_FAULTS, CONTEXT_CONFIG, world_size=4)
-SHARDING = Wing("sharding_museum", SHARDING_FAULTS, SHARDING_CONFIG, world_size=4)
-ALL_FAULTS = [*FAULTS, *CONTEXT_FAULTS, *SHARDING_FAULTS, *EXPERT_FAULTS, *GPU_FAULTS]
-
-
-def steps_table(series: Mapping[str, tuple[Sequence[float], Sequence[float]]], widths: Sequence[int]) -> Table:
-    """Return, for each of the series, what one process and rank 0 have in each step."""
-    rows = []
-    for step in range(len(next(iter(series.values()))[0])):
-        pairs = [(one[step], here[step]) for one, here in series.values()]
-        cells = [(_number(right), _number(value, right)) for right, value in pairs]
-        rows.append([Cell(str(step + 1)), *(cell for pair in cells for cell in pair)])
-    above = {0: "", **{1 + 2 * place: name for place, name in enumerate(series)}}
-    return Table(["step", *["one process", "rank 0"] * len(series)], rows, above=above, widths=widths)
-
-
-def _error(error: float) -> Cell:
-    return Cell("equal") if error < EQUAL else Cell(f"{error:.1e}", is_wrong=True)
-
-
-def _number(value: float, right: float | None = None) -> Cell:
-    """Return a loss or a norm with five decimals; it is wrong if they show that it is not the ``right`` one."""
-    text = f"{value:.5f}"
-    return Cell(text, right is not None and text != f"{right:.5f}" and abs(value - right) > ROUNDED)
+MAIN = Wing("museum", FAULTS, [TinyRun(CONFIG, 8)], ALONE)
+CONTEXT = Wing("context_museum", CONTEXT_FAULTS, [TinyRun(CONTEXT_CONFIG, 4)], ALONE)
+SHARDING = Wing("sharding_museum", SHARDING_FAULTS, [TinyRun(SHARDING_CONFIG, 4)], ALONE)
+EXPERTS = Wing("experts_museum", EXPERT_FAULTS, [*map(MixtureRun, LAYOUTS)], MixtureRun(ParallelLayout(1)))
+GPUS = Wing("gpu_museum", GPU_FAULTS, [TinyRun(replace(CONFIG, tp_size=1), 2)], ALONE, by_nccls_rules=True)
+ALL_FAULTS = [fault for wing in (MAIN, CONTEXT, SHARDING, EXPERTS, GPUS) for fault in wing.faults]

@@ -1,10 +1,10 @@
-"""A tiny mixture of experts, trained in one process or on ranks in two layouts, and what can be seen from outside.
+"""A tiny mixture of experts, trained in one process or on ranks in two layouts.
 
-Nothing here knows a fault. What is trained is labkit's: layers, balancing, replicas, the norm. Layers are recomputed
-in backward. A micro-batch is divided among the replicas, so that it is the same in every layout.
+What is trained is labkit's: layers, balancing, replicas, the norm. Layers are recomputed in backward. A
+micro-batch is divided among the replicas, so that it is the same in every layout.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -14,16 +14,15 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from course.museum.tiny_run import Run, fingerprint
-from course.parity import Difference, compare, gradients, weights
+from course.museum.harness import Job, Placed, Routing, Run, Tensors, fingerprint
+from course.parity import gradients, weights
 from labkit import expert_parallel
 from labkit import gradients as reduced
 from labkit.data_parallel import DataParallel
 from labkit.expert_parallel import LoadBalancing, MoELayer
-from labkit.groups import ProcessGroups, init_groups
+from labkit.groups import ProcessGroups
 from labkit.layout import ParallelLayout
-from labkit.placement import Placement, placed_parameters, placements
-from labkit.tensor_parallel import shard_like
+from labkit.placement import Placement, placed_parameters
 from labtrain.model import normal
 
 WORLD_SIZE, NUM_LAYERS, HIDDEN, FFN, NUM_EXPERTS, TOP_K = 4, 2, 4, 5, 6, 3
@@ -77,51 +76,18 @@ class TinyMixture(nn.Module):
 
 
 @dataclass(frozen=True)
-class ExpertRun(Run):
-    """Also the auxiliary loss of each step; by step and layer, how many choices were counted, and the biases after."""
+class MixtureRun(Job):
+    """The tiny mixture in one layout; ``experts`` is of the gradients of a rank's experts."""
 
-    auxiliary: list[float]
-    counted: list[list[int]]
-    biases: list[list[list[float]]]
+    layout: ParallelLayout
+    shard_size: None = None
 
-
-@dataclass(frozen=True)
-class ExpertSeen:
-    """What one rank shows: its run, compared with one process, and a fingerprint of its experts' gradients."""
-
-    losses: list[float]
-    norms: list[float]
-    weights: list[Difference]
-    gradients: list[Difference]
-    auxiliary: list[float]
-    counted: list[list[int]]
-    biases: list[list[list[float]]]
-    experts: str
-
-
-def in_one_process() -> ExpertRun:
-    """Train in a process that holds all experts; call it in a world of one rank."""
-    with init_groups(ParallelLayout(1)) as groups:
-        return train(TinyMixture(groups), groups)
-
-
-def on_rank(apply: Callable[[], None], expected: ExpertRun) -> list[ExpertSeen]:
-    """Put a fault on this rank; train there, once in each layout, and compare that with the run of one process."""
-    apply()
-    return [seen_in(layout, expected) for layout in LAYOUTS]
-
-
-def seen_in(layout: ParallelLayout, expected: ExpertRun) -> ExpertSeen:
-    """Train in one layout."""
-    with init_groups(layout) as groups:
+    def train(self, groups: ProcessGroups) -> tuple[nn.Module, Run]:
         model = TinyMixture(groups)
-        run, placed = train(model, groups), placements(model)
-        start, first = (
-            compare(found, {name: shard_like(whole[name], placement) for name, placement in placed.items()})
-            for found, whole in ((run.weights, expected.weights), (run.gradients, expected.gradients))
-        )
-        experts = fingerprint(grad for name, grad in run.gradients.items() if ".experts." in name)
-        return ExpertSeen(run.losses, run.norms, start, first, run.auxiliary, run.counted, run.biases, experts)
+        return model, train(model, groups)
+
+    def fingerprints(self, gradients: Tensors, placed: Placed, groups: ProcessGroups) -> dict[str, str]:
+        return {"experts": fingerprint(grad for name, grad in gradients.items() if ".experts." in name)}
 
 
 def micro_batches(step: int, groups: ProcessGroups) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -133,7 +99,7 @@ def micro_batches(step: int, groups: ProcessGroups) -> Iterator[tuple[torch.Tens
         yield own, own.flip(-1).tanh()
 
 
-def train(model: TinyMixture, groups: ProcessGroups) -> ExpertRun:
+def train(model: TinyMixture, groups: ProcessGroups) -> Run:
     """Run all steps on this rank, by plain gradient descent."""
     replica, parameters = DataParallel(model, groups.dp_cp), placed_parameters(model)
     losses, norms, auxiliary, counted, biases = [], [], [], [], []
@@ -163,4 +129,4 @@ def train(model: TinyMixture, groups: ProcessGroups) -> ExpertRun:
         routers = [layer.router for layer in model.moe_layers]
         counted.append([sum(map(int, router.last_load.tolist())) for router in routers if router.last_load is not None])
         biases.append([router.expert_bias.tolist() for router in routers])
-    return ExpertRun(losses, norms, start, first, auxiliary, counted, biases)
+    return Run(losses, norms, start, first, Routing(auxiliary, counted, biases))

@@ -1,26 +1,19 @@
-"""One tiny training run of the museum, in one process or on ranks, and what can be seen of it from outside.
+"""One tiny training run of the museum by labtrain's trainer, in one process or on ranks."""
 
-Nothing here knows a fault. A fault changes labkit on the rank that runs it, before the run starts. That rank is a
-process of its own and ends with the run, so nothing of the fault stays.
-"""
-
-import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
 from course.communication import CommunicationLog, communication_log
-from course.parity import Difference, compare, gradients, weights
-from labkit.groups import ProcessGroups, init_groups
+from course.museum.harness import Job, Placed, Run, Sharding, Tensors, fingerprint
+from course.parity import gradients, weights
+from labkit.groups import ProcessGroups
 from labkit.layout import ParallelLayout
-from labkit.placement import placements
 from labkit.shape import GPT
-from labkit.tensor_parallel import shard_like, vocabulary
+from labkit.tensor_parallel import vocabulary
 from labtrain import TrainConfig, Trainer
 from labtrain.build import build
 
@@ -71,82 +64,42 @@ class TinyTrainer(Trainer):
 
 
 @dataclass(frozen=True)
-class Run:
-    """Losses and gradient norms of the steps, and the weights before step 1 and the gradients in it, by name."""
+class TinyRun(Job):
+    """A tiny GPT; ``copies`` is of the gradients of what every tensor rank holds whole.
 
-    losses: list[float]
-    norms: list[float]
-    weights: dict[str, torch.Tensor]
-    gradients: dict[str, torch.Tensor]
-
-
-class Sharding(NamedTuple):
-    """The reduce-scatters of all steps: called, needed, and their KB. The numbers in optimizer and shards."""
-
-    reduce_scatters: int
-    enough: int
-    kilobytes: int
-    in_optimizer: int
-    in_shards: int
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What one rank shows: its run, compared with one process, and fingerprints, which are equal for equal tensors.
-
-    ``copies`` is of the gradients of what every tensor rank holds whole; ``hidden`` and ``heads`` are of the dropout
-    masks on hidden states and in attention; empty without tensor parallelism.
+    ``hidden`` and ``heads`` are of the dropout masks on hidden states and in attention, with tensor parallelism.
     """
 
-    losses: list[float]
-    norms: list[float]
-    weights: list[Difference]
-    gradients: list[Difference]
-    copies: str
-    hidden: str
-    heads: str
-    sharding: Sharding | None
+    config: TrainConfig
+    world_size: int
 
+    @property
+    def layout(self) -> ParallelLayout:
+        return self.config.layout(self.world_size)
 
-def in_one_process() -> Run:
-    """Train in a process that holds the whole model; call it in a world of one rank."""
-    with init_groups(ParallelLayout(1)) as groups:
-        return train(TinyTrainer(replace(CONFIG, tp_size=1, pp_size=1), groups))
+    @property
+    def shard_size(self) -> int | None:
+        return self.config.shard_size
 
-
-def on_rank(apply: Callable[[], None], expected: Run, config: TrainConfig) -> Seen:
-    """Put a fault on this rank; train there, and compare that with the run of one process."""
-    apply()
-    with init_groups(config.layout(dist.get_world_size()), config.shard_size) as groups:
-        trainer = TinyTrainer(config, groups)
+    def train(self, groups: ProcessGroups) -> tuple[nn.Module, Run]:
+        trainer = TinyTrainer(self.config, groups)
+        model = trainer.models[0]
+        start = weights(model)
         with communication_log() as log:
-            run = train(trainer)
-        placed = placements(trainer.models[0])
+            steps = list(trainer.steps())
+        losses, norms = [step.loss for step in steps], [step.grad_norm for step in steps]
+        shards = sharding(trainer, log) if self.config.zero_stage else None
+        return model, Run(losses, norms, start, trainer.first_gradients, sharding=shards)
 
-        def alike(found: dict, whole: dict) -> tuple[dict, dict]:
-            if config.zero_stage:
-                return joined(found, groups.shard, whole), whole
-            return found, {name: shard_like(whole[name], placement) for name, placement in placed.items()}
-
-        start, first = alike(run.weights, expected.weights), alike(run.gradients, expected.gradients)
-        hidden, heads = map(fingerprint, dropout_masks(groups)) if config.tp_size > 1 else ("", "")
-        return Seen(
-            run.losses,
-            run.norms,
-            compare(*start),
-            compare(*first),
-            fingerprint([first[0][name] for name, placement in placed.items() if not placement.shards]),
-            hidden,
-            heads,
-            sharding(trainer, log) if config.zero_stage else None,
-        )
+    def fingerprints(self, gradients: Tensors, placed: Placed, groups: ProcessGroups) -> dict[str, str]:
+        copies = fingerprint(gradients[name] for name, placement in placed.items() if not placement.shards)
+        if self.config.tp_size == 1:
+            return {"copies": copies}
+        hidden, heads = map(fingerprint, dropout_masks(groups))
+        return {"copies": copies, "hidden": hidden, "heads": heads}
 
 
-def joined(shards: dict, group: dist.ProcessGroup, like: dict) -> dict[str, torch.Tensor]:
-    """Return whole tensors, of which each rank of the group has a shard."""
-    of_ranks = [shards] * group.size()
-    dist.all_gather_object(of_ranks, shards, group=group)
-    return {name: torch.cat([each[name] for each in of_ranks]).view_as(like[name]) for name in shards}
+ALONE = TinyRun(replace(CONFIG, tp_size=1, pp_size=1), world_size=1)
 
 
 def sharding(trainer: TinyTrainer, log: CommunicationLog) -> Sharding:
@@ -160,12 +113,6 @@ def sharding(trainer: TinyTrainer, log: CommunicationLog) -> Sharding:
         in_optimizer=sum(map(torch.numel, held)),
         in_shards=sum(map(torch.numel, trainer.models[0].parameters())),
     )
-
-
-def train(trainer: TinyTrainer) -> Run:
-    """Run all steps on this rank."""
-    start, steps = weights(trainer.models[0]), list(trainer.steps())
-    return Run([step.loss for step in steps], [step.grad_norm for step in steps], start, trainer.first_gradients)
 
 
 def dropout_masks(groups: ProcessGroups) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -184,8 +131,3 @@ def dropout_masks(groups: ProcessGroups) -> tuple[list[torch.Tensor], list[torch
     F.scaled_dot_product_attention = noted_attention  # on this rank, which ends with its run
     trainer.step()
     return hidden, heads
-
-
-def fingerprint(tensors: Iterable[torch.Tensor]) -> str:
-    """Return the same text for the same tensors."""
-    return hashlib.blake2b(b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()

@@ -60,13 +60,15 @@ def copy_files(folder: Path) -> None:
 
 
 def plain_files() -> list[Path]:
-    """Return the files of both packages that the page's view of any explorer imports."""
+    """Return the files of the packages that the page's view of any explorer imports, and the tables that they read."""
     modules = ["course.explorers.page", *(f"course.explorers.{name}" for name in MODULES.values())]
     code = f"import sys, {', '.join(modules)}\nfor each in sys.modules.values(): print(getattr(each, '__file__', None))"
     printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     files = sorted(path for path in map(Path, printed.splitlines()) if path.is_relative_to(ROOT))
-    return [
-        path.relative_to(ROOT) for path in files if path.relative_to(ROOT).parts[0] in ("labkit", "labtrain", "course")
+    ours = [path.relative_to(ROOT) for path in files]
+    tables = sorted((ROOT / "course/sizing").glob("*.csv"))
+    return [path for path in ours if path.parts[0] in ("labkit", "labtrain", "course")] + [
+        path.relative_to(ROOT) for path in tables
     ]
 
 

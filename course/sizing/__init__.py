@@ -17,7 +17,7 @@ from course.sizing.hardware import DGX_A100, DGX_H100, FITTED, Hardware, Hidden
 from course.sizing.plan import Plan
 from course.sizing.roofline import Operation, operations, ridge
 from course.sizing.runs import RUNS, Run, published
-from course.sizing.runs_of_2021 import Published, fitted, table_1
+from course.sizing.runs_of_2021 import fitted, table_1
 from course.sizing.search import Candidate, Found, search
 from course.sizing.simulated import read_ops, simulate
 from course.sizing.stage_memory import MemoryEstimate, activation_bytes_per_layer, fullest, memory, stage_parameters
@@ -31,6 +31,6 @@ __all__ = [
     "RECOMPUTE", "flops_per_step", "training_days", "DGX_A100", "DGX_H100", "FITTED", "Hardware", "Hidden",
     "Operation", "operations", "ridge", "RUNS", "Run", "published", "Plan", "MemoryEstimate",
     "activation_bytes_per_layer", "fullest", "memory", "stage_parameters", "StepTime", "step_time", "Traffic",
-    "plan_traffic", "step_traffic", "Candidate", "Found", "search", "Published", "fitted", "table_1",
+    "plan_traffic", "step_traffic", "Candidate", "Found", "search", "fitted", "table_1",
     "read_ops", "simulate", "Moment", "Sharding", "moments", "sharded_memory", "sharding",
 ]  # fmt: skip

@@ -3,42 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
-from typing import NamedTuple
 
-from course.sizing.flops import flops_per_step
 from course.sizing.hardware import Hardware
-from course.sizing.plan import Plan
+from course.sizing.runs import Run, read_runs
 from course.sizing.step_seconds import step_time
-from labkit.shape import GPT
 
 
-class Published(NamedTuple):
-    """One row of the table: its plan, and the measured FLOP/s per GPU."""
-
-    billions: float
-    plan: Plan
-    flops_per_gpu: float
-
-    @property
-    def seconds(self) -> float:
-        """The seconds of a step, which follow from the FLOP/s."""
-        plan = self.plan
-        return flops_per_step(plan.model, plan.batch_size) / (plan.world_size * self.flops_per_gpu)
-
-
-def table_1() -> list[Published]:
+def table_1() -> list[Run]:
     """Return the ten rows; t, p and the interleaving come from the paper's published run scripts."""
-    return [
-        Published(
-            billions,
-            Plan(GPT(layers, hidden, 2048, 51200, heads), gpus, batch, t, p, micro_batch, v, "full", gradient_bytes=2),
-            teraflops * 1e12,
-        )
-        for billions, heads, hidden, layers, t, p, v, gpus, micro_batch, batch, teraflops in _ROWS
-    ]
+    return read_runs("runs_of_2021.csv")
 
 
-def fitted(rows: Sequence[Published], hardware: Hardware) -> Hardware:
+def fitted(rows: Sequence[Run], hardware: Hardware) -> Hardware:
     """Return ``hardware`` with the product efficiency and the layer overhead that fit these rows best.
 
     The time of a step is a sum in which 1/efficiency and the overhead are factors of one part each. So the problem is
@@ -66,18 +42,3 @@ def fitted(rows: Sequence[Published], hardware: Hardware) -> Hardware:
 
 def _slope(x: Sequence[float], y: Sequence[float]) -> float:
     return sum(a * b for a, b in zip(x, y)) / sum(a * a for a in x)
-
-
-# P/1e9, heads, h, l, t, p, v, n, b, B, teraFLOP/s per GPU
-_ROWS = [
-    (1.7, 24, 2304, 24, 1, 1, 1, 32, 16, 512, 137),
-    (3.6, 32, 3072, 30, 2, 1, 1, 64, 16, 512, 138),
-    (7.5, 32, 4096, 36, 4, 1, 1, 128, 16, 512, 142),
-    (18.4, 48, 6144, 40, 8, 1, 1, 256, 8, 1024, 135),
-    (39.1, 64, 8192, 48, 8, 2, 1, 512, 4, 1536, 138),
-    (76.1, 80, 10240, 60, 8, 4, 3, 1024, 2, 1792, 140),
-    (145.6, 96, 12288, 80, 8, 8, 2, 1536, 2, 2304, 148),
-    (310.1, 128, 16384, 96, 8, 16, 2, 1920, 1, 2160, 155),
-    (529.6, 128, 20480, 105, 8, 35, 3, 2520, 1, 2520, 163),
-    (1008.0, 160, 25600, 128, 8, 64, 1, 3072, 1, 3072, 163),
-]

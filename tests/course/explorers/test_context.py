@@ -10,17 +10,6 @@ def explorer():
     return context_explorer(4096, cp_size=4, num_heads=32, num_kv_heads=8)
 
 
-@pytest.mark.parametrize(
-    ("control", "value"), [("seq_length", 8192), ("cp_size", 8), ("tp_size", 2), ("num_heads", 16), ("num_kv_heads", 4)]
-)
-def test_every_control_changes_what_is_shown(explorer, control, value):
-    says, facts = explorer.says, explorer.facts.html
-    explorer.choose(**{control: value})
-    assert getattr(explorer.choice, control) == value
-    assert "alert" not in explorer.says
-    assert (explorer.says, explorer.facts.html) != (says, facts)
-
-
 def test_the_facts_are_messages_and_bytes(explorer):
     assert (
         "Each rank has 32 heads and 8 kv heads of 1,024 tokens. It sends in each layer: ring <b>58.7 MB</b>"
@@ -52,7 +41,3 @@ def test_more_tensor_ranks_than_kv_heads_do_not_fit(explorer):
     assert 'role="alert"' in explorer.says
     assert explorer.choice.num_kv_heads % explorer.choice.tp_size == 0
     assert explorer.shown.num_query_groups == explorer.choice.num_kv_heads
-
-
-def test_its_repr_could_be_typed(explorer):
-    assert eval(repr(explorer), {"context_explorer": context_explorer}).shown == explorer.shown

@@ -11,18 +11,6 @@ def explorer():
     return stage_explorer(recompute="full")
 
 
-@pytest.mark.parametrize(("control", "value"), [
-    ("model", "7.5 billion"), ("cluster", SLOW.name), ("world_size", 128), ("micro_batch_size", 2),
-    ("num_micro_batches", 4), ("shard_size", 16), ("recompute", "none"),
-])  # fmt: skip
-def test_every_control_changes_what_is_shown(explorer, control, value):
-    says, facts = explorer.says, explorer.facts.html
-    explorer.choose(**{control: value})
-    assert getattr(explorer.choice, control) == value
-    assert "alert" not in explorer.says
-    assert (explorer.says, explorer.facts.html) != (says, facts)
-
-
 def test_a_row_for_each_stage_and_one_for_hybrid_sharding(explorer):
     explorer.choose(cluster=SLOW.name)
     explorer.choose(num_micro_batches=8)
@@ -46,7 +34,3 @@ def test_shards_larger_than_the_world_move_a_control(explorer):
     explorer.choose(shard_size=128)
     assert 'role="alert"' in explorer.says
     assert explorer.choice.world_size == explorer.choice.shard_size == 128
-
-
-def test_its_repr_could_be_typed(explorer):
-    assert eval(repr(explorer), {"stage_explorer": stage_explorer}).shown == explorer.shown

@@ -11,17 +11,6 @@ def explorer():
     return routing_explorer()
 
 
-@pytest.mark.parametrize(
-    ("control", "value"), [("num_tokens", 8), ("num_experts", 16), ("top_k", 4), ("ep_size", 2), ("skew", 2.0)]
-)
-def test_every_control_changes_what_is_shown(explorer, control, value):
-    says, facts, picture = explorer.says, explorer.facts.html, explorer.steps[0]
-    explorer.choose(**{control: value})
-    assert getattr(explorer.choice, control) == value
-    assert "alert" not in explorer.says
-    assert (explorer.says, explorer.facts.html, explorer.steps[0]) != (says, facts, picture)
-
-
 def test_the_facts_are_bytes_of_each_link(explorer):
     rows = route(drawn_logits(4, 4, 8), 2).rows
     facts = explorer.facts.html
@@ -65,7 +54,3 @@ def test_own_tokens_are_divided_among_more_ranks_and_other_experts_need_another_
     explorer.choose(num_experts=8)
     assert explorer.choice.router == "drawn" and 'role="alert"' in explorer.says
     assert "yours is for 8 tokens in all, and 4 experts" in explorer.says
-
-
-def test_its_repr_could_be_typed(explorer):
-    assert eval(repr(explorer), {"routing_explorer": routing_explorer}).shown == explorer.shown

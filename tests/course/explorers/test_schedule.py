@@ -3,7 +3,6 @@
 import pytest
 
 from course.explorers.schedule import GREEDY, NAMES, schedule_explorer
-from course.explorers.schedule_builder import schedule_builder
 from labkit.schedules import dualpipe_v, greedy
 
 
@@ -19,27 +18,6 @@ def scene(explorer):
 def cells(explorer):
     """The table's rows as lists of texts, by schedule."""
     return {name: rest for name, *rest in scene(explorer).table.rows}
-
-
-@pytest.mark.parametrize(
-    ("control", "value"),
-    [
-        ("name", "GPipe"),
-        ("pp_size", 2),
-        ("num_micro_batches", 4),
-        ("num_chunks", 3),
-        ("forward", 2.0),
-        ("backward", 1.0),
-        ("message", 0.5),
-    ],
-)
-def test_every_control_changes_the_picture_and_the_facts(explorer, control, value):
-    before, says = scene(explorer), explorer.says
-    explorer.choose(**{control: value})
-    assert getattr(explorer.choice, control) == value
-    assert scene(explorer).marks != before.marks
-    assert scene(explorer).table != before.table
-    assert explorer.says != says
 
 
 def test_an_op_keeps_its_key_when_its_time_changes(explorer):
@@ -74,11 +52,6 @@ def test_there_is_a_picture_for_every_size(name, p, m, v):
     assert all(0 <= mark.x <= mark.x + mark.width <= 941 for mark in scene(explorer).marks)
 
 
-def test_its_repr_is_short_and_could_be_typed(explorer):
-    assert repr(explorer) == "schedule_explorer('interleaved', 4, 8, 2, 1.0, 2.0, 0.0, 8)"
-    assert eval(repr(explorer), {"schedule_explorer": schedule_explorer}).choice == explorer.choice
-
-
 def test_a_v_holds_equally_much_on_every_rank(explorer):
     table = cells(explorer)
     assert table["zero bubble V (ZB-V)"] == ["25.5", "0.063", "5.9%", "4, 4, 4, 4"]
@@ -108,26 +81,3 @@ def test_too_few_micro_batches_for_dualpipe_v_are_said_in_words():
     assert (explorer.choice.name, explorer.choice.num_micro_batches) == ("DualPipeV", 10)
     assert "<b>micro-batches m is 10 now, not 8.</b> micro-batches m = 8 is below 2 * ranks p = 10." in (explorer.says)
     assert {f"0.{op}" for op in dualpipe_v(5, 10).ranks[0]} <= scene(explorer).by_key.keys()
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda: schedule_explorer("2f2b"), "schedule='2f2b' is unknown: use GPipe, 1F1B"),
-        (lambda: schedule_explorer("1F1B", "2"), "ranks p='2' is not offered: use one of 1, 2"),
-        (lambda: schedule_explorer("1F1B", None), "ranks p=None is not offered: use one of 1, 2"),
-        (lambda: schedule_explorer(message="a"), "message time='a' is not offered: use one of 0.0, 0.25"),
-        (
-            lambda: schedule_explorer("1F1B", 1000),
-            "pp_size=1000 * num_micro_batches=8 is more than 512, which takes",
-        ),
-        (lambda: schedule_explorer().choose(ranks=4), "ranks is not a control: use one of name, pp_size"),
-        (lambda: schedule_builder(placement="W"), "placement='W' is unknown: use 'in turn' or 'V'"),
-        (lambda: schedule_builder(split="no"), "backward in B and W='no' is not offered: use one of False, True"),
-        (lambda: schedule_builder(1, 1, [5]), "'5' is not an op: write F, B or W"),
-    ],
-)
-def test_what_no_control_offers_is_refused_at_once(change, said):
-    with pytest.raises(ValueError) as refused:
-        change()
-    assert said in str(refused.value)

@@ -147,13 +147,6 @@ def test_everything_stays_in_the_picture(make, p, m):
         assert all(mark.text for mark in picture.marks if mark.key.startswith("op."))
 
 
-def test_its_repr_could_be_typed_and_has_the_rows():
-    builder = schedule_builder(2, 2)
-    click(builder, "op.0.F0", "op.0.F1")
-    assert repr(builder) == "schedule_builder(2, 2, ['F0 F1', ''])"
-    assert eval(repr(builder), {"schedule_builder": schedule_builder}).shown == builder.shown
-
-
 def test_a_v_is_built_by_hand_from_both_chunks_of_a_rank():
     builder = schedule_builder(2, 1, placement="V")
     assert builder.shown.stages == v_shape(2)

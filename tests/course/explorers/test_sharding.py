@@ -14,18 +14,6 @@ def shown(explorer):
     return explorer.steps[0]
 
 
-@pytest.mark.parametrize(
-    ("control", "value"),
-    [("cut", "row"), ("input_size", 2048), ("output_size", 1024), ("tp_size", 4), ("batch_size", 64)],
-)
-def test_every_control_changes_the_picture_and_its_table(explorer, control, value):
-    before = shown(explorer)
-    explorer.choose(**{control: value})
-    assert getattr(explorer.shown, control) == value
-    assert shown(explorer).marks != before.marks
-    assert shown(explorer).table != before.table
-
-
 def test_the_facts_of_a_column_cut_are_its_messages(explorer):
     assert "<td>sent forward</td><td>nothing</td>" in explorer.facts.html
     assert "all-reduce of dX [256, 1024], 1.05 MB" in explorer.facts.html
@@ -64,17 +52,6 @@ def test_a_choice_that_does_not_fit_moves_on_and_says_so(explorer):
     assert 'role="alert"' in explorer.says
     assert "tensor t is 4 now, not 3" in explorer.says
     assert "tensor t = 3 does not divide out = 512" in explorer.says
-
-
-def test_a_start_that_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="tp_size=3 does not divide output_size=512"):
-        shard_explorer(tp_size=3)
-
-
-def test_its_repr_is_short_and_could_be_typed(explorer):
-    assert repr(explorer) == "shard_explorer('column', 1024, 512, 2, 256)"
-    explorer.choose(whole=True)
-    assert eval(repr(explorer), {"shard_explorer": shard_explorer}).choice == explorer.choice
 
 
 def test_a_cut_that_does_not_fit_says_before_the_click_what_it_would_change():

@@ -23,47 +23,6 @@ def picture(explorer):
     return explorer.steps[0].svg()
 
 
-@pytest.mark.parametrize(
-    ("control", "value"),
-    [
-        ("model", "145.6 billion"),
-        ("cluster", "DGX H100"),
-        ("world_size", 512),
-        ("batch_size", 3072),
-        ("tp_size", 4),
-        ("pp_size", 16),
-        ("micro_batch_size", 2),
-        ("num_chunks", 2),
-        ("recompute", "selective"),
-        ("zero_stage", 1),
-        ("fused_attention", True),
-        ("cp_size", 2),
-        ("billion_tokens", 450),
-        ("schedule", "v-half"),
-        ("fp8", True),
-        ("ep_size", 8),
-        ("expert_tp_size", 2),
-    ],
-)
-def test_every_control_changes_what_is_said_and_drawn(explorer, control, value):
-    if control == "cp_size":
-        explorer.choose(fused_attention=True)
-    if control == "model":
-        explorer.choose(pp_size=4)
-        explorer.choose(world_size=512)
-    if control == "schedule":
-        explorer.choose(num_chunks=2)
-    if control == "fp8":
-        explorer.choose(cluster="DGX H100")
-    if control in ("ep_size", "expert_tp_size"):
-        explorer.choose(model="Mixtral 8x22B")
-    before = explorer.says, picture(explorer), table(explorer)
-    explorer.choose(**{control: value})
-    assert getattr(explorer.choice, control) == value
-    assert "moved" not in explorer.says or "This does not fit" in explorer.says
-    assert all(now != old for now, old in zip((explorer.says, picture(explorer), table(explorer)), before))
-
-
 def test_sequence_parallelism_saves_activations_where_they_are_kept(explorer):
     explorer.choose(recompute="selective")
     before = table(explorer)["first stage"]
@@ -128,7 +87,8 @@ def test_a_long_sequence_of_llama_fits_with_context_ranks():
 
 
 def test_where_no_plan_fits_more_gpus_are_asked_for():
-    assert "Use more GPUs" in sizing_explorer(world_size=8, batch_size=8, tp_size=8, pp_size=1).says
+    explorer = sizing_explorer(world_size=8, batch_size=8, tp_size=8, pp_size=1)
+    assert "Use more GPUs" in explorer.says and "0.best" not in explorer.steps[0].by_key
 
 
 def test_a_click_on_the_days_chooses_that_plan(explorer):
@@ -138,11 +98,6 @@ def test_a_click_on_the_days_chooses_that_plan(explorer):
     assert explorer.steps[0].by_key[cell].text.startswith("▸")
     explorer.click("1.memory.limit")
     assert (explorer.choice.tp_size, explorer.choice.pp_size) == (4, 16)
-
-
-def test_a_start_that_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="tp_size=7"):
-        sizing_explorer(tp_size=7)
 
 
 def test_a_machine_of_ones_own_can_be_chosen():
@@ -160,26 +115,6 @@ def test_a_model_of_ones_own_can_be_chosen():
     assert explorer.shown.model == MODELS["GPT-3, 175 billion"]
 
 
-@pytest.mark.parametrize(
-    ("start", "says"),
-    [
-        ({"model": "70 billion"}, r"model='70 billion' is unknown: use one of yours, or 1.7 billion, .*175 billion"),
-        (
-            {"cluster": "mine"},
-            "cluster='mine' is unknown: use one of yours, or DGX A100 80GB, .*, DGX H100",
-        ),
-    ],
-)
-def test_an_unknown_name_is_refused_with_those_that_are_known(start, says):
-    with pytest.raises(ValueError, match=says):
-        sizing_explorer(**start)
-
-
-def test_its_repr_is_short_and_could_be_typed(explorer):
-    assert eval(repr(explorer), {"sizing_explorer": sizing_explorer}).choice == explorer.choice
-    assert len(repr(explorer)) < 120
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_can_be_started_with(model):
     explorer = sizing_explorer(model, world_size=64, batch_size=64, tp_size=1, pp_size=1)
@@ -194,6 +129,7 @@ def test_controls_are_in_three_groups_and_bars_remember_what_was_before(explorer
     explorer.choose(tp_size=4)
     behind = explorer.steps[0].by_key["1.memory.0.weights.before"]
     assert behind.fact == f"before: weights {memory(before).weights / 1e9:.3g} GB"
+    assert repr(explorer) == "sizing_explorer(tp_size=4)"  # what was changed
 
 
 def test_what_does_not_apply_is_disabled_and_left_out_of_the_plan(explorer):
@@ -235,10 +171,6 @@ def test_failures_make_it_take_longer(explorer):
     assert f"{kept.share:.0%} are new work" in table(explorer)["failures"]
 
 
-def test_where_nothing_fits_no_plan_is_offered():
-    assert "0.best" not in sizing_explorer(world_size=8, batch_size=8, tp_size=8, pp_size=1).steps[0].by_key
-
-
 def test_stages_may_be_uneven_where_layers_do_not_divide():
     explorer = sizing_explorer(
         "DeepSeek-V3", "DGX H100", batch_size=4096, tp_size=1, pp_size=1, ep_size=64, zero_stage=1
@@ -249,8 +181,3 @@ def test_stages_may_be_uneven_where_layers_do_not_divide():
     assert explorer.shown.stage_layers == (6, 8, 8, 8, 8, 8, 8, 7)
     [cell] = [mark for key, mark in explorer.steps[0].by_key.items() if key.endswith("t1.p16")]
     assert "sizes do not divide" not in cell.fact and "GB" in cell.fact
-
-
-def test_its_repr_says_what_was_changed(explorer):
-    explorer.choose(tp_size=4)
-    assert repr(explorer) == "sizing_explorer(tp_size=4)"

@@ -94,57 +94,49 @@ def test_gpus_without_a_memory_of_their_own_are_still_listed():
     assert listed == (Gpu("NVIDIA H100 80GB HBM3", 81559 * MIB), Gpu("NVIDIA GB10", 0))
 
 
-def test_a_laptop_runs_on_gloo_and_needs_no_mending():
-    said = what_runs_here(LAPTOP)
-    assert "8 CPU cores" in said and "gloo" in said and "NCCL" not in said
-    assert "Up to 8 ranks really run at the same time" in said
-    assert not re.search(r"^[A-Z ]+:", said, re.M)
-    assert "GPUs           none" in facts(LAPTOP)
+TWO_PAIRS = {(0, 1): "NV4", (2, 3): "NV4", (0, 2): "SYS", (0, 3): "SYS", (1, 2): "SYS", (1, 3): "SYS"}
+KINDS = {(0, 1): "NODE", (0, 2): "C2C", (1, 2): "PIX", (0, 3): "NV4", (1, 3): "PIX", (2, 3): "NV4"}
+SAID = {  # a machine, what is said of it or stands among its facts, and what is not said
+    "a laptop": (LAPTOP, [
+        "8 CPU cores", "gloo", "Up to 8 ranks really run at the same time", "GPUs           none"
+    ], ["NCCL"]),
+    "a DGX": (DGX, [
+        "Up to 8 ranks run on GPUs, one each, through NCCL", "NVLink joins every pair",
+        "8 x NVIDIA H100 80GB HBM3 (80 GiB)", "28 pairs by NV18 (18 NVLinks)",
+    ], []),
+    "NVLink between some pairs": (replace(DGX, usable_gpus=4, links=TWO_PAIRS), [
+        "NVLink joins only the GPUs 0-1, 2-3",
+        "2 pairs by NV4 (4 NVLinks); 4 pairs by SYS (the link between CPU sockets)",
+    ], []),
+    "links of many kinds, the fastest first": (replace(DGX, links=KINDS), [
+        "2 pairs by NV4 (4 NVLinks); 2 pairs by PIX (one PCIe switch); "
+        "1 pair by NODE (PCIe host bridges of one CPU socket); 1 pair by C2C (?)",
+    ], []),
+    "PCIe only": (replace(DGX, usable_gpus=2, links={(0, 1): "PHB"}), ["tensor parallelism will be slow"], []),
+    "GPUs that this torch cannot use": (
+        replace(DGX, usable_gpus=0, torch_version="2.13.0+cpu"),
+        ["8 GPUs cannot be used by this PyTorch (2.13.0+cpu)"], ["Launches of more ranks"],
+    ),
+    "one GPU": (replace(DGX, usable_gpus=1, gpus=DGX.gpus[:1], links={}), ["gloo", "one rank only"], []),
+    "a container as it comes": (
+        replace(LAPTOP, free_shared_memory_bytes=64 * MIB), ["SHARED MEMORY: 64 MiB", "--ipc=host or --shm-size=8g"], []
+    ),
+    "little memory": (
+        replace(LAPTOP, free_memory_bytes=GIB, open_files_limit=256),
+        ["MEMORY: room for about ", "OPEN FILES: 256", "ulimit -n"], [],
+    ),
+    "no loopback": (replace(LAPTOP, loopback_works=False), ["LOOPBACK"], ["runs here"]),
+}  # fmt: skip
 
 
-def test_a_dgx_runs_on_nccl_with_tensor_groups_anywhere():
-    said = what_runs_here(DGX)
-    assert "Up to 8 ranks run on GPUs, one each, through NCCL" in said
-    assert "NVLink joins every pair" in said
-    assert "8 x NVIDIA H100 80GB HBM3 (80 GiB)" in facts(DGX)
-    assert "28 pairs by NV18 (18 NVLinks)" in facts(DGX)
-
-
-def test_nvlink_between_some_pairs_only_is_named():
-    two_pairs = {(0, 1): "NV4", (2, 3): "NV4", (0, 2): "SYS", (0, 3): "SYS", (1, 2): "SYS", (1, 3): "SYS"}
-    machine = replace(DGX, usable_gpus=4, links=two_pairs)
-    assert "NVLink joins only the GPUs 0-1, 2-3" in what_runs_here(machine)
-    assert "2 pairs by NV4 (4 NVLinks); 4 pairs by SYS (the link between CPU sockets)" in facts(machine)
-
-
-def test_pcie_only_machines_are_told_what_will_be_slow():
-    assert "tensor parallelism will be slow" in what_runs_here(replace(DGX, usable_gpus=2, links={(0, 1): "PHB"}))
-
-
-def test_gpus_that_this_torch_cannot_use_are_explained():
-    said = what_runs_here(replace(DGX, usable_gpus=0, torch_version="2.13.0+cpu"))
-    assert "8 GPUs cannot be used by this PyTorch (2.13.0+cpu)" in said and "through gloo" not in said.split("\n")[1]
-
-
-def test_one_gpu_holds_one_rank():
-    said = what_runs_here(replace(DGX, usable_gpus=1, gpus=DGX.gpus[:1], links={}))
-    assert "gloo" in said and "one rank only" in said
-
-
-def test_a_container_with_the_default_shared_memory_is_told_how_to_start():
-    said = what_runs_here(replace(LAPTOP, free_shared_memory_bytes=64 * MIB))
-    assert "SHARED MEMORY: 64 MiB" in said and "--ipc=host or --shm-size=8g" in said
-
-
-def test_little_memory_and_few_files_are_named_with_the_way_out():
-    said = what_runs_here(replace(LAPTOP, free_memory_bytes=GIB, open_files_limit=256))
-    assert re.search(r"MEMORY: room for about \d ranks", said)
-    assert "OPEN FILES: 256" in said and "ulimit -n" in said
-
-
-def test_without_loopback_nothing_is_promised():
-    said = what_runs_here(replace(LAPTOP, loopback_works=False))
-    assert "LOOPBACK" in said and "runs here" not in said
+@pytest.mark.parametrize("name", SAID)
+def test_what_is_said_of_machines_that_are_not_here(name):
+    machine, says, says_not = SAID[name]
+    said = what_runs_here(machine)
+    assert [each for each in says if each not in f"{said}\n{facts(machine)}"] == []
+    assert [each for each in says_not if each in said] == []
+    has_warning = re.search(r"^[A-Z ]+:", said, re.MULTILINE) is not None
+    assert has_warning == (name in ("a container as it comes", "little memory", "no loopback"))
 
 
 def test_a_containers_limits_count(tmp_path, monkeypatch):
@@ -246,15 +238,6 @@ def test_a_node_that_lacks_something_is_told_so_and_launches_nothing(monkeypatch
     printed = capsys.readouterr()
     assert "MISSING  LOOPBACK: none" in printed.err
     assert "launched" not in printed.out
-
-
-def test_links_are_counted_by_kind_the_fastest_first():
-    links = {(0, 1): "NODE", (0, 2): "C2C", (1, 2): "PIX", (0, 3): "NV4", (1, 3): "PIX", (2, 3): "NV4"}
-    [line] = [line for line in facts(replace(DGX, links=links)).splitlines() if line.startswith("between GPUs")]
-    assert line.split(maxsplit=2)[2] == (
-        "2 pairs by NV4 (4 NVLinks); 2 pairs by PIX (one PCIe switch); "
-        "1 pair by NODE (PCIe host bridges of one CPU socket); 1 pair by C2C (?)"
-    )
 
 
 def test_a_home_that_cannot_be_written_to_is_named_with_the_way_out(tmp_path, monkeypatch):

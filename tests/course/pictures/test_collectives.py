@@ -10,6 +10,7 @@ from course.measure.operations import WITH_ROOT, WITHOUT_ROOT
 from course.pictures.collectives import draw_flows, flow_steps, numbers_text
 from course.pictures.style import RANK_COLOR, rank_color
 from course.sizing.flow import Flow, row_and_column
+from tests.support.pictures import faults, lit, marks, texts
 
 SUMS = [[[(0, 0), (1, 0)], [(0, 1), (1, 1)]]] * 2
 ALL_REDUCE = Flow([[0, 1], [1, 2]], [[1, 3], [1, 3]], SUMS)
@@ -18,10 +19,6 @@ GATHER = Flow([[5], [6]], [[5, 6], None], [[[(0, 0)], [(1, 0)]], None])
 
 def draw_flow(flow, title=""):
     return draw_flows({title: flow}, 1)
-
-
-def words(scene):
-    return [mark.text for mark in scene.marks if mark.text]
 
 
 def test_whole_tensors_are_written_on_every_rank_before_and_after():
@@ -35,7 +32,7 @@ def test_whole_tensors_are_written_on_every_rank_before_and_after():
     ] * 2
     assert marks["0.start1.0"].x < marks["0.start1.1"].x < marks["0.1.0"].x
     assert marks["0.rank0"].y < marks["0.rank1"].y
-    assert {"all-reduce", "rank 0", "rank 1", "before", "after"} <= set(words(draw_flow(ALL_REDUCE, "all-reduce")))
+    assert {"all-reduce", "rank 0", "rank 1", "before", "after"} <= {*texts(draw_flow(ALL_REDUCE, "all-reduce"), "")}
 
 
 def test_a_sum_has_a_stripe_for_each_rank_and_says_what_is_in_it():
@@ -52,15 +49,13 @@ def test_a_copy_has_the_colour_of_its_rank_and_names_it():
 
 
 def test_a_rank_without_a_result_says_nothing():
-    assert words(draw_flow(GATHER)).count("nothing") == 1
+    assert texts(draw_flow(GATHER), "").count("nothing") == 1
     assert draw_flow(GATHER).table.rows[1] == ["rank 1", "6", "nothing", ""]
 
 
 def test_pointing_at_a_number_lights_all_its_copies():
-    scene = draw_flow(ALL_REDUCE)
-    lights = set(scene.by_key["0.start1.0"].lights)
-    lit = {mark.key for mark in scene.marks if lights & set(mark.tags)}
-    assert lit == {"0.start1.0", "0.0.0", "0.1.0", "0.0.0<0.1.0", "0.1.0<0.1.0"}
+    copies = lit(draw_flow(ALL_REDUCE), "0.start1.0")
+    assert copies == {"0.start1.0", "0.0.0", "0.1.0", "0.0.0<0.1.0", "0.1.0<0.1.0"}
 
 
 def spot(mark):
@@ -130,11 +125,10 @@ def test_several_flows_stay_on_the_paper_and_apart(num_columns):
     assert scene.title == "all-reduce, gather, again"
     spans = []
     for number in range(3):
-        marks = [mark for mark in scene.marks if mark.key.startswith(f"{number}.")]
-        right, bottom = max(mark.x + mark.width for mark in marks), max(mark.y + mark.height for mark in marks)
-        spans.append((min(mark.x for mark in marks), right, min(mark.y for mark in marks), bottom))
-    assert max(right for _, right, _, _ in spans) <= scene.width
-    assert max(bottom for _, _, _, bottom in spans) <= scene.height
+        flow = marks(scene, f"{number}.")
+        right, bottom = max(mark.right for mark in flow), max(mark.bottom for mark in flow)
+        spans.append((min(mark.x for mark in flow), right, min(mark.y for mark in flow), bottom))
+    assert faults(scene) == []
     if num_columns == 2:
         assert spans[0][1] < spans[1][0]
         assert spans[0][3] < spans[2][2]

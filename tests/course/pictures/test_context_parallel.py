@@ -6,23 +6,13 @@ from itertools import pairwise
 import pytest
 
 from course.pictures.context_parallel import draw_merge, draw_triangle, ring_steps, ulysses_steps
-from course.pictures.scene import SMALLEST, text_width
 from course.pictures.style import CP, FRAME_FILL, INK, tints
 from course.sizing.context import attention_pairs
 from labkit.context_parallel import part_with_work, positions
 from labkit.partition import tokens_of_rank
+from tests.support.pictures import lit, marks
 
 MERGE = [[1, 3], [12, 4]], [[10, 20], [30, 40]]
-SCENES = {
-    **{f"triangle {s} {c}": [draw_triangle(s, c)] for s, c in ((16, 1), (16, 4), (16, 8), (2**20, 16), (4096, 2))},
-    **{f"ring {c} {zigzag}": ring_steps(c, zigzag) for c in (1, 2, 4) for zigzag in (True, False)},
-    **{f"ulysses {c} {heads}": ulysses_steps(c, heads) for c, heads in ((2, 8), (4, 8), (4, 4))},
-    "merge": [draw_merge(*MERGE)],
-}
-
-
-def marks(scene, pattern):
-    return [mark for mark in scene.marks if re.match(pattern, mark.key)]
 
 
 @pytest.mark.parametrize("zigzag", [False, True])
@@ -52,11 +42,8 @@ def test_bars_are_the_work_on_one_scale_and_the_pace_is_said():
 
 
 def test_pointing_at_a_rank_lights_its_tokens_its_pairs_and_its_bar():
-    scene = draw_triangle(16, 4)
-    [light] = scene.by_key["barTrue.2"].lights
-    lit = {mark.key for mark in scene.marks if light in mark.tags}
     pairs = {f"pairsTrue.2.{token}" for token in (4, 5, 10, 11)}
-    assert lit == {"barTrue.2", "keysTrue.2.0", "keysTrue.2.1", *pairs}
+    assert lit(draw_triangle(16, 4), "barTrue.2") == {"barTrue.2", "keysTrue.2.0", "keysTrue.2.1", *pairs}
 
 
 @pytest.mark.parametrize(("c", "zigzag"), [(2, True), (4, True), (4, False)])
@@ -135,13 +122,3 @@ def test_blocks_are_as_wide_as_their_weight_and_the_whole_is_the_mean_of_all():
     assert [scene.by_key[key].text for key in ("block0", "block1", "whole")] == [
         "weight 4\nmean 17.5", "weight 16\nmean 32.5", "weight 20\nmean 29.5"
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SCENES)
-def test_nothing_leaves_the_picture_or_is_too_small(name):
-    for scene in SCENES[name]:
-        for mark in scene.marks:
-            width = max(mark.width, text_width(mark.text, mark.size, mark.bold) * 0.95 * (mark.shape == "label"))
-            assert mark.x >= 0 and mark.x + width <= scene.width + 1, mark
-            assert mark.y >= 0 and mark.bottom <= scene.height, mark
-            assert mark.size >= SMALLEST

@@ -40,11 +40,6 @@ def test_a_note_is_seen_and_said():
     assert "not finished" in plot.alt and ">not finished</text>" in plot.svg()
 
 
-def test_more_curves_than_looks_are_refused():
-    with pytest.raises(ValueError, match="5 curves on each other cannot be told apart: give 4 or fewer"):
-        draw_losses({str(i): [1.0] for i in range(5)})
-
-
 def test_metrics_of_a_run_that_was_resumed(tmp_path):
     file = tmp_path / "run.jsonl"
     steps = [asdict(Step(number, 3.0 - number / 10, 1.0, 0.1, 0.5, 64.0 * number)) for number in (1, 2, 1, 2)]

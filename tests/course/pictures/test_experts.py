@@ -3,7 +3,6 @@
 import pytest
 
 from course.pictures.experts import BARS, draw_loads, routing_steps
-from course.pictures.scene import SMALLEST, text_width
 from course.sizing.routing import drawn_logits, route
 
 CASES = {
@@ -64,14 +63,3 @@ def test_a_bar_is_as_high_as_its_load_and_the_line_is_the_mean():
     assert scene.by_key["even0"].y == pytest.approx(scene.by_key["bar1.0"].y)
     assert [scene.by_key[f"bar0.{expert}"].means for expert in range(4)] == 2 * ["on rank 0"] + 2 * ["on rank 1"]
     assert scene.says == "one: at most 4.0 times the mean; two: at most 1.0 times the mean"
-
-
-@pytest.mark.parametrize("name", [*CASES, "loads"])
-def test_nothing_leaves_the_picture_or_is_too_small(name):
-    for scene in routing_steps(CASES[name]) if name in CASES else [draw_loads(LOADS, 2, 4, "Loads")]:
-        for mark in scene.marks:
-            width = max(mark.width, text_width(mark.text, mark.size, mark.bold) * 0.95 * (mark.shape == "label"))
-            left = mark.x - width / 2 * (mark.anchor == "middle" and mark.shape == "label")
-            assert left >= 0 and left + width <= scene.width + 1, mark
-            assert mark.y >= 0 and mark.bottom <= scene.height, mark
-            assert mark.size >= SMALLEST

@@ -5,11 +5,11 @@ import re
 import pytest
 
 from course.pictures.fully_sharded import draw_cluster, draw_moments
-from course.pictures.scene import SMALLEST, text_width
 from course.sizing.fully_sharded import moments
+from tests.support.pictures import marks
 
 MOMENTS = moments([400, 800, 400], dp_size=4)
-SCENES = {"moments": draw_moments(MOMENTS, 1600, "a step"), "one unit": draw_moments(moments([8], 2), 12, "one")}
+SCENES = {str(size): draw_cluster(32, size) for size in (8, 32)} | {"moments": draw_moments(MOMENTS, 1600, "a step")}
 SCENES |= {str(size): draw_cluster(32, size) for size in (8, 16, 32)}
 
 
@@ -35,7 +35,7 @@ def test_what_is_fetched_ahead_looks_different_from_what_computes():
 
 def test_frames_are_nodes_and_lines_join_the_same_shard():
     scene = SCENES["8"]
-    frames = [mark for mark in scene.marks if mark.key.startswith("frame")]
+    frames = marks(scene, "frame")
     assert len(frames) == 4 and not any(frame.dashed for frame in frames)
     for shard in range(8):
         line = scene.by_key[f"copies{shard}"]
@@ -48,24 +48,7 @@ def test_frames_are_nodes_and_lines_join_the_same_shard():
 
 def test_one_copy_has_no_lines_and_its_gathers_leave_the_nodes():
     scene = SCENES["32"]
-    assert not [mark for mark in scene.marks if mark.key.startswith("copies")]
+    assert not marks(scene, "copies")
     assert scene.by_key["frame0"].dashed
     assert scene.says == "Gathers and reduce-scatters across nodes"
     assert SCENES["8"].says.startswith("Gathers and reduce-scatters inside a node; all-reduces")
-
-
-@pytest.mark.parametrize("shard_size", [4, 24])
-def test_shards_are_of_whole_nodes(shard_size):
-    with pytest.raises(ValueError, match="does not divide"):
-        draw_cluster(32, shard_size)
-
-
-@pytest.mark.parametrize("name", SCENES)
-def test_nothing_leaves_the_picture_or_is_too_small(name):
-    scene = SCENES[name]
-    for mark in scene.marks:
-        width = max(mark.width, text_width(mark.text, mark.size, mark.bold) * 0.95 * (mark.shape == "label"))
-        left = mark.x - width / 2 * (mark.anchor == "middle" and mark.shape == "label")
-        assert left >= 0 and left + width <= scene.width + 1, mark
-        assert mark.y >= 0 and mark.bottom <= scene.height, mark
-        assert mark.size >= SMALLEST

@@ -9,6 +9,7 @@ from course.pictures.scene import MARGIN, NARROWEST, WIDTH, is_inside, text_widt
 from course.pictures.style import AXIS_COLOR, TINTS, group_letter, tint
 from course.sizing import Traffic
 from labkit.layout import ParallelLayout
+from tests.support.pictures import marks, texts
 
 TWO_NODES = ParallelLayout(16, tp_size=2, pp_size=4, order="tp-dp-pp")
 
@@ -47,12 +48,6 @@ def test_pointing_at_a_gpu_lights_its_peers_on_every_axis_and_says_its_groups():
     assert facts == ["GPU 6: tensor group D [6, 7]", "data group C [4, 6]", "pipeline group C [2, 6, 10, 14]"]
 
 
-def test_every_axis_in_use_has_a_grid():
-    layout = ParallelLayout(64, 4, 4, 2)
-    assert axes_in_use(layout) == ["tp", "cp", "dp", "pp"]
-    assert {f"{axis}.0.0.0.0" for axis in axes_in_use(layout)} <= draw_layout(layout).by_key.keys()
-
-
 def test_lines_are_as_wide_as_the_bytes_and_dashed_where_they_leave_a_node():
     traffic = {"tp": Traffic(4e12, 0), "dp": Traffic(1e12, 0), "pp": Traffic(2e12, 1e12)}
     scene = draw_layout(TWO_NODES, traffic=traffic, traffic_of="a model")
@@ -87,7 +82,7 @@ def test_letters_can_be_read_however_many_gpus(world_size):
 
 def test_many_gpus_are_nodes_with_as_many_tints_as_there_are_kinds_of_groups():
     layout = ParallelLayout(1024, 8, 8)
-    blocks = [mark for mark in draw_layout(layout).marks if mark.key.startswith("dp.block")]
+    blocks = marks(draw_layout(layout), "dp.block")
     kinds = {mark.tags for mark in blocks}
     assert len({mark.fill for mark in blocks}) == len(kinds) == 8
     assert (blocks[0].fact, blocks[0].text) == ("data groups A to H", "0")
@@ -118,7 +113,7 @@ def test_links_go_around_boxes():
 def test_a_node_can_be_seen_alone():
     layout = ParallelLayout(1024, 8, 8)
     scene = draw_layout(layout, node=5)
-    ranks = [mark.text.split("\n")[1] for mark in scene.marks if mark.key.startswith("tp.") and mark.same]
+    ranks = [mark.text.split("\n")[1] for mark in marks(scene, "tp.") if mark.same]
     assert ranks == [str(rank) for rank in range(40, 48)] and "all nodes" in scene.by_key
 
 
@@ -176,10 +171,7 @@ def test_two_grids_stand_side_by_side_with_the_pipeline_once():
     scene = draw_layout(SIXTEEN)
     assert axes_in_use(SIXTEEN) == ["tp", "cp", "dp", "pp", "expert_tp", "ep", "expert_dp"]
     columns = [mark.x for axis in axes_in_use(SIXTEEN) for mark in [scene.by_key[f"{axis}.title"]]]
-    assert columns == [0, 0, 0, 0, 470, 470, 470] and [head.text for head in heads(scene)] == [
-        "Dense layers",
-        "Experts",
-    ]
+    assert columns == [0, 0, 0, 0, 470, 470, 470] and texts(scene, "grid") == ["Dense layers", "Experts"]
     assert [mark.text for mark in scene.marks if mark.text.startswith("pipeline")] == ["pipeline groups"]
     assert scene.by_key["pp.says"].text == "in both grids: 8 groups of 2, all cross nodes"
     rows = {row[0]: row[-1] for row in scene.table.rows}
@@ -187,10 +179,6 @@ def test_two_grids_stand_side_by_side_with_the_pipeline_once():
     assert rows["expert data (expert_dp 2)"].startswith("A [0, 4] B [1, 5] C [2, 6]")
     assert rows["context (cp 2)"].startswith("A [0, 2] B [1, 3] C [4, 6]")
     assert rows["data (dp 2)"].startswith("A [0, 4] B [1, 5] C [2, 6] D [3, 7] E [8, 12]")
-
-
-def heads(scene):
-    return [mark for mark in scene.marks if mark.key.startswith("grid")]
 
 
 def test_a_gpu_lights_its_peers_in_both_grids_and_says_which_experts_it_has():

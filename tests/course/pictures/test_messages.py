@@ -6,9 +6,9 @@ import pytest
 
 from course.pictures.collectives import ROW
 from course.pictures.messages import message_steps, ring_steps, tree_and_ring
-from course.pictures.scene import SMALLEST
 from course.pictures.style import RANK_COLOR
 from course.sizing.messages import on_a_ring
+from tests.support.pictures import marks
 
 START = [[0, 1, 2], [10, 20, 30], [100, 200, 300]]
 
@@ -36,7 +36,7 @@ def test_what_travels_is_what_was_sent_and_the_sum_appears_where_it_arrives():
 
 def test_a_sum_has_a_stripe_of_each_ranks_colour():
     cell = ring_steps(START)[2]
-    stripes = [mark for mark in cell.marks if mark.key.startswith("0.2.0<")]
+    stripes = marks(cell, "0.2.0<")
     assert [mark.fill for mark in stripes] == list(RANK_COLOR[:3])
     assert cell.by_key["0.2.0"].fact == "Rank 2, piece 0: 10 + 100 = 110, data of ranks 0, 1, 2"
     assert set(stripes[0].lights) < set(cell.by_key["0.2.0"].tags)
@@ -82,17 +82,7 @@ def test_tree_and_ring_are_on_one_clock_and_one_scale():
     assert scenes[-1].by_key["0.7.0"].text == "28, 36, 44, 52, 60, 68, 76, 84"
     assert ", ".join(scenes[-1].by_key[f"1.7.{piece}"].text for piece in range(8)) == scenes[-1].by_key["0.7.0"].text
     assert scenes[1].by_key["0.token1"].y == scenes[1].by_key["0.rank0"].y  # rank 1's tensor went to rank 0
-    framed = [
-        {mark.y for mark in scene.marks if mark.key.startswith("0.token") and mark.edge_width > 2} for scene in scenes
-    ]
+    framed = [{mark.y for mark in marks(scene, "0.token") if mark.edge_width > 2} for scene in scenes]
     ranks = [scenes[0].by_key[f"0.rank{rank}"].y for rank in range(8)]
     assert framed[2] == {ranks[0], ranks[4]}  # a piece that has not left yet hides no frame
     assert framed[-1] == {*ranks[1::2]}
-
-
-@pytest.mark.parametrize("scenes", [ring_steps([[9.75] * 16] * 8), tree_and_ring([[9.75] * 16] * 8)])
-def test_it_stays_on_its_paper_and_legible(scenes):
-    for scene in scenes:
-        assert min(mark.x for mark in scene.marks) >= 0
-        assert max(mark.x + mark.width for mark in scene.marks) <= scene.width
-        assert min(mark.size for mark in scene.marks if mark.text) >= SMALLEST

@@ -33,10 +33,3 @@ def test_numbers_do_not_cover_each_other():
     spots = [scene.by_key[f"op{number}.number"] for number in range(1, len(OPERATIONS) + 1)]
     for one in spots:
         assert [each for each in spots if abs(each.x - one.x) < 14 and abs(each.y - one.y) < 12] == [one]
-
-
-def test_what_cannot_be_drawn_is_refused():
-    with pytest.raises(ValueError, match="draw_roofline got no operations"):
-        draw_roofline([], DGX_H100)
-    with pytest.raises(ValueError, match="seconds has no time of 'q, k and v: column-parallel'"):
-        draw_roofline(OPERATIONS, DGX_H100, {"norm": 1.0})

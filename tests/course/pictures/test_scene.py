@@ -101,11 +101,6 @@ def test_a_legend_goes_on_in_the_next_row_where_the_picture_ends():
     assert all(mark.x + text_width(mark.text) < WIDTH for mark in words)
 
 
-def test_two_marks_of_one_key_are_refused():
-    with pytest.raises(ValueError, match="two marks have the key 'k'"):
-        Scene("", "", [label("k", 0, 0, "a"), label("k", 0, 0, "b")], 10)
-
-
 @pytest.mark.parametrize("above", [{}, {0: "", 1: "over"}])
 def test_a_corner_without_words_is_no_header(above):
     html = Table(("", "size"), [("a", "1")], above=above).html

@@ -14,6 +14,7 @@ from course.sizing import simulate
 from course.timeline import Timeline
 from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble, zero_bubble_v
 from labkit.timeline.spans import Span
+from tests.support.pictures import lit, marks, texts
 from tests.support.schedules import folded
 
 
@@ -51,6 +52,7 @@ def test_every_op_is_a_box_at_its_time_in_its_ranks_row_with_its_name(schedule):
         assert mark.fill == tint(KIND_COLOR[span.kind], drawing.CHUNK_STRENGTHS[span.op.chunk])
         assert mark.text.replace("\n", "") == span.label.split(".")[0] or mark.text == span.label
         assert mark.size >= 11
+    assert [*drawing.CHUNK_STRENGTHS] == sorted(drawing.CHUNK_STRENGTHS, reverse=True)  # a later chunk is paler
     rows = [scene.by_key[f"idle{rank}"] for rank in timeline.ranks]
     assert all(upper.y + upper.height < lower.y for upper, lower in pairwise(rows))
 
@@ -61,7 +63,7 @@ def test_the_chunks_of_a_v_differ_in_more_than_their_colour():
         marks = [scene.by_key[f"2.{letter}3"], scene.by_key[f"2.{letter}3.1"]]
         assert [mark.fill for mark in marks] == [tint(KIND_COLOR[kind], each) for each in drawing.FOLDED_STRENGTHS]
         assert [mark.text.replace("\n", "") for mark in marks] == [f"{letter}3", f"{letter.lower()}3"]
-    assert "chunk 1 (f0 is F0.1)" in [mark.text for mark in scene.marks if mark.key.startswith("legend")]
+    assert "chunk 1 (f0 is F0.1)" in texts(scene, "legend")
 
 
 def test_grey_goes_on_until_the_makespan_and_all_have_one_scale():
@@ -93,7 +95,7 @@ def test_the_source_stands_in_every_picture(timeline, facts, unit):
 
 def test_ticks_are_in_the_unit_of_the_axis():
     scene = draw(simulate(gpipe(4, 8), 0.02, 0.04))
-    ticks = [mark for mark in scene.marks if mark.key.startswith("tick") and mark.text]
+    ticks = [mark for mark in marks(scene, "tick") if mark.text]
     assert [mark.text for mark in ticks] == ["0", "100", "200", "300", "400", "500", "600"]
     for mark in ticks:
         assert seconds(scene, mark, 660)[0] == pytest.approx(float(mark.text))
@@ -106,8 +108,7 @@ def test_what_an_op_waits_for_lights_up_and_so_does_what_waits_for_it():
         mark.fact
         == "B2 on rank 1: 14 to 16 time units; needs B2 of rank 2 and F2 of rank 1; micro-batches held then: 3"
     )
-    lit = {peer.key for peer in scene.marks if set(peer.tags) & set(mark.lights)}
-    assert lit == {"2.B2", "1.F2", "0.B2", "2.B2>1.B2", "1.B2>0.B2"}
+    assert lit(scene, "1.B2") == {"2.B2", "1.F2", "0.B2", "2.B2>1.B2", "1.B2>0.B2"}
     need = scene.by_key["2.B2>1.B2"]
     assert need.shy
     assert need.heads == 1
@@ -140,7 +141,7 @@ ONE = [(span.kind, span.start, span.op) for span in simulate(gpipe(1, 1)).spans]
 
 def test_a_measured_step_starts_at_zero_and_shows_waits_and_messages():
     scene = draw(data_parallel())
-    work = [mark for mark in scene.marks if mark.key.startswith("work")]
+    work = marks(scene, "work")
     assert seconds(scene, work[0], 22) == pytest.approx((0, 6))
     assert [mark.fill.upper() for mark in work[:3]] == [FORWARD, BACKWARD, MUTED]
     assert {mark.y for mark in work} == {scene.by_key["idle0"].y, scene.by_key["idle3"].y}
@@ -158,7 +159,7 @@ def test_a_measured_step_starts_at_zero_and_shows_waits_and_messages():
 def test_each_message_under_way_has_a_lane_and_many_lanes_are_lower():
     spans = [Span(0, "communication", "all_reduce", 0.1 * i, 9 + i) for i in range(8)]
     assert [len(lane) for lane in in_lanes(spans)] == [1] * 8
-    boxes = [mark for mark in draw(Timeline(spans, "measured")).marks if mark.key.startswith("message")]
+    boxes = marks(draw(Timeline(spans, "measured")), "message")
     assert all(upper.bottom <= lower.y for upper, lower in pairwise(boxes))
     assert boxes[-1].bottom - boxes[0].y <= drawing.LANE * drawing.FULL_LANES
 
@@ -170,13 +171,9 @@ def test_a_wait_stands_below_the_label_of_the_work_that_it_interrupts():
     assert work.y + work.height / 2 + work.size / 2 <= wait.y and wait.bottom == work.bottom
 
 
-def test_a_later_chunk_is_paler():
-    assert list(drawing.CHUNK_STRENGTHS) == sorted(drawing.CHUNK_STRENGTHS, reverse=True)
-
-
 def test_lanes_are_used_again():
-    spans = [Span(0, "communication", "all_reduce", 0, 9)]
-    assert len(in_lanes([*spans, Span(0, "communication", "late", 9, 10)])) == 1
+    spans = [Span(0, "communication", "all_reduce", start, end) for start, end in ((0, 9), (9, 10))]
+    assert len(in_lanes(spans)) == 1
 
 
 def test_a_measurement_has_no_time_units():
@@ -207,7 +204,7 @@ def test_peaks_count_a_chunks_pass_as_a_part():
 
 def test_the_legend_names_what_occurs_and_nothing_else():
     def words(timeline):
-        return [mark.text for mark in draw(timeline).marks if mark.key.startswith("legend.") and mark.text]
+        return texts(draw(timeline), "legend.")
 
     assert words(simulate(gpipe(2, 2))) == ["idle", "F forward", "B backward"]
     assert words(simulate(zero_bubble(2, 2))) == ["idle", "F forward", "B backward", "W gradient of the weights"]
@@ -240,7 +237,7 @@ def test_narrow_boxes_shorten_their_labels_and_then_lose_them():
 
 def reasons(scene, rank):
     """The name of each idle stretch of a rank, and what it awaits."""
-    gaps = [mark for mark in scene.marks if mark.key.startswith(f"gap{rank}.")]
+    gaps = marks(scene, f"gap{rank}.")
     return [(mark.name, [scene.by_key[key].name for key in mark.awaits], mark.level) for mark in gaps]
 
 

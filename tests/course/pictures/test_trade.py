@@ -34,8 +34,3 @@ def test_schedules_at_one_place_share_their_label():
     named = {"ZB-V": simulate(zero_bubble_v(2, 4)), "V-Half": simulate(v_half(2, 4))}
     [text] = draw_trade(named).figure.axes[0].texts
     assert text.get_text() == "ZB-V, V-Half"
-
-
-def test_nothing_cannot_be_drawn():
-    with pytest.raises(ValueError, match="no schedules: name one or more"):
-        draw_trade({})

@@ -1,7 +1,6 @@
 """Sizing of models with experts: published shapes, numbers by hand, and what real ranks hold, keep and send."""
 
 import random
-import re
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -10,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from course.communication import communication_log
-from course.sizing import DGX_H100, Plan, Traffic, flops_per_step, memory, plan_traffic, search, step_time, step_traffic
+from course.sizing import DGX_H100, Plan, Traffic, flops_per_step, memory, plan_traffic, step_time, step_traffic
 from course.sizing.experts import kept_bytes_per_token, nodes_of_a_token
 from course.sizing.fully_sharded import sharded_memory, sharding
 from course.sizing.layer_seconds import expert_seconds, layer_seconds
@@ -21,7 +20,6 @@ from labkit.groups import init_groups
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
 from labkit.shape import GPT
-from labkit.sizes import Misfit
 from labtrain import TrainConfig, training
 
 SMALL = GPT(4, 16, 8, 32, 4, num_experts=8, top_k=2, moe_ffn_hidden_size=24)
@@ -66,10 +64,6 @@ def test_heads_need_not_divide_the_hidden_size():
     assert AnyGPT(2, 100, 16, 100, 6, head_size=32).query_size == 192
     with pytest.raises(ValueError, match="a head has 45"):
         replace(model, head_size=None)
-    with pytest.raises(ValueError, match="hidden_size=0 must be at least 1"):
-        replace(model, hidden_size=0)
-    with pytest.raises(ValueError, match="leaves an even head size"):
-        replace(model, head_size=33)
 
 
 def test_latent_attention_keeps_its_latents_too():
@@ -137,20 +131,6 @@ def test_with_sequence_parallelism_experts_need_none_of_an_mlp_s_messages():
     assert [each["tp"].total_bytes / both[0] for each in shared] == [6 / 4, 5 / 4]
 
 
-@pytest.mark.parametrize(("changes", "fault"), [
-    ({"ep_size": 16, "model": replace(SMALL, num_experts=16)},
-     "expert_tp_size=1 * ep_size=16 = 16 does not divide the expert grid's world_size/pp_size=8"),
-    ({"ep_size": 8, "expert_tp_size": None},
-     "expert_tp_size=2 * ep_size=8 = 16 does not divide the expert grid's world_size/pp_size"),
-    ({"model": replace(SMALL, num_experts=6)}, "ep_size=4 does not divide num_experts=6"),
-    ({"model": replace(SMALL, moe_ffn_hidden_size=25), "expert_tp_size": 2}, "expert_tp_size=2 does not divide"),
-    ({"model": replace(SMALL, num_experts=None, moe_ffn_hidden_size=None)}, "ep_size=4 is for experts"),
-])  # fmt: skip
-def test_sizes_that_do_not_fit_experts_are_refused(changes, fault):
-    with pytest.raises((Misfit, ValueError), match=re.escape(fault)):
-        replace(PLAN, **changes)
-
-
 SHARDED = Plan(replace(SMALL, moe_layer_freq=2), 8, 16, ep_size=4, zero_stage=3, recompute="none")
 
 
@@ -160,9 +140,6 @@ def test_fully_sharded_experts_have_fewer_ranks_to_be_divided_over():
     assert experts == 2 * 2 * 2 * 16 * 24
     for shard_size, over in ((None, (8, 2)), (8, (8, 2)), (4, (4, 1))):
         assert sharded_memory(SHARDED, shard_size).optimizer == 12 * (dense / over[0] + experts / over[1])
-    fits = "does not divide a copy's tp_size\\*shard_size=2: use .* or shard_size 4 or 8"
-    with pytest.raises(ValueError, match=f"expert_tp_size=1 \\* ep_size=4 = 4 {fits}"):
-        sharded_memory(SHARDED, shard_size=2)
 
 
 def test_messages_of_experts_by_hand_and_what_hides_them():
@@ -183,15 +160,6 @@ def test_messages_of_experts_by_hand_and_what_hides_them():
 
 KNOWN = dict(sequence_parallel=True, zero_stage=1, fused_attention=True, recompute="none", gradient_bytes=2)
 FOLDED = Plan(MIXTRAL_8X22B, 128, 1024, 2, 8, ep_size=8, expert_tp_size=1, **KNOWN)
-
-
-def test_the_estimate_is_near_the_folding_paper_s_runs():
-    """Table 4 of arXiv 2504.14960 and its text: 128 H100, 15.90 s folded and 16.80 s not (course constants, no fit)."""
-    folded = step_time(FOLDED, DGX_H100)
-    not_folded = step_time(replace(FOLDED, ep_size=4, expert_tp_size=2), DGX_H100)
-    assert folded.total == pytest.approx(15.90, rel=0.15) and not_folded.total == pytest.approx(16.80, rel=0.15)
-    assert folded.expert_parallel < not_folded.expert_parallel and folded.total < not_folded.total
-    assert folded.products == not_folded.products
 
 
 def test_experts_across_nodes_wait_for_the_network():
@@ -221,13 +189,6 @@ def test_a_token_is_on_as_many_nodes_as_chance_has_it():
     seen = [len({numbers.randrange(4) for _ in range(8)}) for _ in range(20_000)]
     assert nodes_of_a_token(model, 4) == pytest.approx(sum(seen) / len(seen), rel=0.01)
     assert nodes_of_a_token(replace(model, most_nodes=2), 4) == 2 and nodes_of_a_token(model, 1) == 1
-
-
-def test_a_search_takes_experts_along():
-    found = search(MIXTRAL_8X22B, 64, 64, DGX_H100, ep_size=8, expert_tp_size=1, micro_batch_size=[1], num_chunks=[1],
-                   **{**KNOWN, "recompute": ["none"]})  # fmt: skip
-    fitting = [each.plan for each in found.fitting]
-    assert fitting and all(plan.ep_size == 8 for plan in fitting)
 
 
 # -- real ranks -----------------------------------------------------------------------------------------------------

@@ -35,11 +35,6 @@ def test_flops_are_those_that_torch_counts(recompute):
     assert counter.get_total_flops() == flops_per_step(shape, 2, recompute)
 
 
-def test_an_unknown_recomputation_is_refused():
-    with pytest.raises(ValueError, match="recompute='some' is unknown"):
-        flops_per_step(GPT(1, 4, 4, 4), 1, "some")
-
-
 def test_eight_flops_per_token_and_parameter_are_nearly_the_formula():
     gpt_3 = GPT(num_layers=96, hidden_size=12288, seq_length=2048, vocab_size=51200)
     tokens = 1536 * gpt_3.seq_length

@@ -40,13 +40,6 @@ def test_what_each_stage_sends_in_4_micro_batches_on_4_ranks(stage, shard_size, 
     assert sent(replace(PLAN, zero_stage=stage), shard_size) == [weights, gradients]
 
 
-def test_sharding_is_a_divisor_of_the_ranks_and_has_no_pipeline():
-    with pytest.raises(ValueError, match="shard_size=3 does not divide dp_size"):
-        sharding(replace(PLAN, zero_stage=3), DGX_H100, 3)
-    with pytest.raises(ValueError, match=r"pp_size=2: .* use pp_size=1"):
-        sharding(replace(PLAN, pp_size=2), DGX_H100)
-
-
 @pytest.mark.parametrize("model", [SMALL, UNTIED, EXPERTS], ids=["tied", "untied", "experts"])
 def test_units_are_those_of_the_model(model):
     found = ParallelGPT(model, group_of_one())

@@ -72,8 +72,3 @@ def test_a_sum_names_the_ranks_in_it():
     assert [step.adds for step in steps] == [False, True, True, False, False]
     has = steps[1].held[1][0]  # the first piece of rank 0, added to that of rank 1
     assert (has.values, has.ranks) == ([5], (0, 1))
-
-
-def test_numbers_that_cannot_be_cut_are_refused():
-    with pytest.raises(ValueError, match="ranks=2 does not divide numbers_per_rank=3"):
-        on_a_ring([[1, 2, 3], [4, 5, 6]], "all-reduce")

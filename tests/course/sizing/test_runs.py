@@ -84,8 +84,6 @@ def test_a_fit_finds_the_constants_that_made_the_times():
     runs = [run._replace(seconds=step_time(run.plan, secret).total) for run in rows_of("H100 bf16")]
     found = fitted_constants(runs, CONSTANTS["H100 bf16"])
     assert list(found.values()) == pytest.approx([0.55, 3e-4, 0.5, 0.25, 0.75], rel=2e-2)
-    with pytest.raises(ValueError, match="4 runs cannot determine 5 constants: give 5 or more"):
-        fitted_constants(runs[:4], CONSTANTS["H100 bf16"])
 
 
 def test_a_run_s_left_out_error_does_not_depend_on_its_time(monkeypatch):
@@ -143,8 +141,9 @@ def test_interleaved_is_faster_than_1f1b(hardware):
 @EACH_CONSTANTS
 def test_folded_experts_are_faster(hardware):
     for letter in "abcd":
-        folded, not_folded = (BY_NAME[f"D{number}{letter}"].plan for number in (36, 37))
-        assert seconds(folded, hardware) < seconds(not_folded, hardware)
+        folded, not_folded = (step_time(BY_NAME[f"D{number}{letter}"].plan, hardware) for number in (36, 37))
+        assert folded.total < not_folded.total and folded.expert_parallel < not_folded.expert_parallel
+        assert folded.products == not_folded.products
 
 
 @EACH_CONSTANTS

@@ -138,6 +138,9 @@ def test_the_fastest_comes_first(found):
     seconds = [candidate.seconds for candidate in found.fitting]
     assert seconds == sorted(seconds) and found.best is found.fitting[0]
     assert len(found) == len(found.fitting) + sum(found.reasons.values()) > 100_000
+    counts = found.reasons
+    assert list(counts.values()) == sorted(counts.values(), reverse=True)  # the most frequent rule, too
+    assert not any(re.search(r"[=]\d|\d\d\d", rule) for rule in counts)
 
 
 @pytest.mark.parametrize(("plan", "options", "way_out"), [
@@ -175,19 +178,13 @@ def test_what_is_said_to_fit_fits():
     assert len(said) > 5
 
 
-def test_reasons_count_every_rejection_by_its_rule(found):
-    counts = found.reasons
-    assert list(counts.values()) == sorted(counts.values(), reverse=True)
-    assert not any(re.search(r"[=]\d|\d\d\d", rule) for rule in counts)
-
-
 PLACES, PERCENT_SLOWER = [1, 3, 6, 21, 47, 1, 2, 4, 1, 2], [0, 5.4, 9.2, 13.2, 19.0, 0, 0.3, 2.0, 0, 4.3]
 
 
 @pytest.mark.parametrize(
     ("row", "place", "percent"),
     list(zip(ROWS, PLACES, PERCENT_SLOWER)),
-    ids=[f"{row.billions} billion" for row in ROWS],
+    ids=[row.model for row in ROWS],
 )
 def test_the_papers_own_choice_among_ours(row, place, percent):
     """Eight of ten are among the first six, six within 5 percent; for two the model would rather divide by t = 2."""
@@ -223,19 +220,3 @@ def test_what_was_not_tried_cannot_be_asked(found):
         found.ask(tp_size=11)
     with pytest.raises(ValueError, match="gradient_bytes was not searched"):
         found.ask(gradient_bytes=4)
-    with pytest.raises(ValueError, match=r"none of [\d,]+ candidates fits: most often, "):
-        _ = search(GPT_3, 1, 1, DGX_A100).best
-
-
-@pytest.mark.parametrize(("options", "says"), [
-    ({"zero_stage": 7}, "zero_stage=7"),
-    ({"memory_share": 1.5}, r"memory_share=1.5 must be in \(0, 1\]"),
-    ({"micro_batch_size": [0]}, "micro_batch_size=0 must be at least 1"),
-    ({"micro_batch_size": []}, r"micro_batch_size=\[\] leaves nothing to try"),
-    ({"recompute": ["some"]}, "recompute='some' is unknown"),
-    ({"cp_sizes": [1]}, r"cp_sizes=\[1\] is not a choice of a search: use tp_size"),
-    ({"precision": "fp8"}, "says no fp8_peak_flops"),
-])  # fmt: skip
-def test_a_search_that_no_choice_could_mend_is_refused(options, says):
-    with pytest.raises(ValueError, match=says):
-        search(GPT_3, 64, 64, DGX_A100, **options)

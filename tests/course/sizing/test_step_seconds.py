@@ -340,8 +340,6 @@ def test_fp8_speeds_up_linear_layers_and_nothing_else():
     assert slow["products"] - fast["products"] == pytest.approx(linear / 2)
     assert {**slow, "products": 0} == {**fast, "products": 0}
     assert step_time(fp8, hardware).total < step_time(LONG, hardware).total
-    with pytest.raises(ValueError, match="precision='fp8', but DGX H100 says no fp8_peak_flops"):
-        step_time(fp8, DGX_H100)
 
 
 def test_the_rank_that_takes_longest_sets_the_pace():
