@@ -55,8 +55,21 @@ SIZES = {
 }
 """The sizes of each argument that is a tensor or a list, outside in. Sizes of one name are the same by their nature."""
 
-SAME: dict[str, dict[str, list[str]]] = {}
-"""Changed solutions that are right, with the reason: they are the same function as the solution, or no worse."""
+SAME = {
+    "all_reduce_from_halves": {"5: 0 -> 1": "all pieces are equally long"},
+    "ring_all_reduce": {"5: 0 -> 1": "all pieces are equally long"},
+    "place": {"6: 8 -> 9": "a product of powers of two is not 9"},
+    "norm": {
+        "4: 0 -> 1": "what both tensor ranks hold may count on either",
+        "4: tp_rank == 0 -> (tp_rank != 0)": "what both tensor ranks hold may count on either",
+    },
+    "layer_parameters": {"5: 2 * 2 -> (2 + 2)": "it is the same number"},
+    "ring_forward": {"3: 1 -> 2": "-inf is -inf in every shape that goes with the rows of out"},
+    "unit_forward": {"7: 0 -> 1": "one byte is less than any parameter"},
+    "which_stage_fits": {"4: 4 -> 5": "a stage 4 would have nothing more to divide"},
+    "gpus_needed": {"3: 86400 -> 86401": "a second a day is no GPU"},
+}
+"""Changes that a check may accept, with the reason: the solution stays the same function, or is no worse."""
 
 
 @pytest.fixture(autouse=True)
@@ -192,7 +205,7 @@ def test_each_changed_solution_is_refused_or_is_the_same_function(
     for mutant in tried:
         if exercise.verdict(changed(function, mutant, source)).status == "passed":
             accepted.add(f"{mutant.line}: {mutant.before} -> {mutant.after}")
-    same = {change for changes in SAME.get(name, {}).values() for change in changes}
+    same = SAME.get(name, {}).keys()
     assert accepted - same == set()
     if tried == found:
         assert same - accepted == set(), "this is refused, or not a change any more"
