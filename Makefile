@@ -44,7 +44,7 @@ test: $(DEV)
 		--junit-xml $(lastword $(RESULTS)); \
 	$(BIN)/python tests/support/closing_line.py $(RESULTS) $$((status + $$?))
 
-# What `make test` samples, in full: answers of learners, mutants of solutions, jobs that stand still, all layouts of
+# What `make test` samples, in full: answers of learners, changed solutions, jobs that stand still, all layouts of
 # course/project/one_file.py; and tests and notebooks on ranks that talk by NCCL's rules (course/nccl_rules.py).
 SWEEP = $(BIN)/python -m pytest -n 2 --dist loadfile -o faulthandler_timeout=7200
 sweep: sweep-answers sweep-nccl

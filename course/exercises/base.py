@@ -10,32 +10,20 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from importlib.resources import files
-from itertools import combinations
 from types import CodeType
 from typing import Any, TypeVar
 
 from course.exercises.advice import NONE, Evidence, explain
-from course.exercises.calling import EndlessLoop, Kept, Raised, answer, answer_to, quietly, tensors_of
+from course.exercises.calling import EndlessLoop, Kept, Raised, answer, answer_to, quietly
 from course.exercises.feedback import give_feedback
 from course.exercises.record import note_check
 from course.exercises.relations import what_is_new
-from course.exercises.source import (
-    is_written,
-    lost,
-    only_started,
-    rebound,
-    received_into_what_is_sent,
-    sized_by_data,
-    source_of,
-    unused,
-)
+from course.exercises.source import is_written, source_of, unused
 from course.exercises.values import difference, has_floats, plain, same, show, told_apart
-from course.exercises.variants import Variant, variants
-from course.exercises.watch import Watch, shared
 from labkit.sizes import counted
 
 Wrong = TypeVar("Wrong", bound=Callable)
@@ -79,8 +67,7 @@ class Verdict:
 class Trial:
     """One answer of the learner's function to what was ``given``.
 
-    A ``complaint`` is about how a right answer was reached; a ``cause`` explains a wrong one. Of a wrong one, ``seen``
-    is what happened on the way, ``why_nan`` where nan came from, and ``changed`` which arguments it wrote into.
+    A ``complaint`` is about how a right answer was reached; a ``cause`` explains a wrong one.
     """
 
     given: str
@@ -88,9 +75,6 @@ class Trial:
     expected: Any
     complaint: str | None = None
     cause: str | None = None
-    seen: str = ""
-    why_nan: str = ""
-    changed: str = ""
 
 
 @dataclass
@@ -163,27 +147,26 @@ class Exercise:
             if number == 0 and all(is_blank(trial.got) for trial in trials) and not self.answers_later(function):
                 return self.nothing_returned(function, trials[0].got)
             if wrong := next((trial for trial in trials if not same(trial.got, trial.expected)), None):
-                is_error = isinstance(wrong.got, Raised)
-                trials, wrong = self.seen_of(function, case, trials, wrong)
-                cause = wrong.cause or (not is_error and (rebound(function) or received_into_what_is_sent(function)))
-                advice = cause or self.advice(function, number, trials)
-                if not cause and "usually" not in advice:
-                    seen = wrong.seen or wrong.changed * (not advice)
-                    of_source = only_started(function), sized_by_data(function)
-                    hints = unused(function), advice, seen, *of_source, self.right_before(number)
-                    advice = " ".join(filter(None, hints))
-                if not is_error and not cause:
-                    advice = f"{lost(function)} {advice}".strip()
-                unknown = "" if is_error else UNKNOWN
-                advice = advice or f"{unknown} `{self.name}.hint()` gives a hint.".strip()
-                lines = self.report_lines(wrong) + [indent(advice)] * bool(advice)
-                return Verdict("raised" if is_error else "wrong", "\n".join(lines))
+                return self.on_wrong(function, number, trials, wrong)
             complaints += [trial for trial in trials if trial.complaint or trial.cause]
         for trial in complaints:
             lines = [f"{self.name}: the values are right, but not the way they were computed."]
             lines += [_broken(f"  {trial.given}"), indent(trial.complaint or trial.cause or "")]
             return Verdict("wrong", "\n".join(lines))
         return Verdict("passed", f"{self.name}: correct, {self.cases_text()}.")
+
+    def on_wrong(self, function: Callable, number: int, trials: list[Trial], wrong: Trial) -> Verdict:
+        """Return the verdict on a wrong answer in one case: the values or the error, and what is known of it."""
+        is_error = isinstance(wrong.got, Raised)
+        advice = wrong.cause or self.advice(function, number, trials)
+        if not wrong.cause and "usually" not in advice:
+            said = unused(function), advice, self.right_before(number)
+            advice = " ".join(filter(None, said))
+        if not advice:
+            unknown = [] if is_error else [UNKNOWN]
+            advice = " ".join([*unknown, f"`{self.name}.hint()` gives a hint."])
+        text = "\n".join([*self.report_lines(wrong), indent(advice)])
+        return Verdict("raised" if is_error else "wrong", text)
 
     def right_before(self, number: int) -> str:
         """Say what is new in a case that went wrong, if others went right before it."""
@@ -192,17 +175,6 @@ class Exercise:
         names = inspect.signature(self.solution_function).parameters
         *before, here = [dict(zip(names, plain(case))) for case in self.cases[: number + 1]]
         return f"It was right in {counted(number, 'case')} before this one. {what_is_new(before, here)}".strip()
-
-    def seen_of(self, function: Callable, case: tuple, trials: list[Trial], wrong: Trial) -> tuple[list[Trial], Trial]:
-        """Return the wrong trial, and all, with what is seen when the function is watched on its way."""
-        names = inspect.signature(self.solution_function).parameters
-        arguments = dict(zip(names, copy.deepcopy(case)))
-        kept, watch = Kept(arguments, self.may_change), Watch(function, tensors_of(arguments))
-        with quietly(), watch:
-            got = answer_to(function, arguments.values())
-        notes = " ".join(filter(None, (kept.complaint(), shared(got), *watch.notes)))
-        seen = replace(wrong, seen=notes, why_nan=watch.why_nan, changed=kept.changed(got))
-        return [seen if trial is wrong else trial for trial in trials], seen
 
     def trials(self, function: Callable, case: tuple) -> list[Trial]:
         """Return the learner's answers to one case."""
@@ -233,37 +205,17 @@ class Exercise:
 
     def advice(self, function: Callable, number: int, trials: list[Trial]) -> str:
         """Return what a report adds to a wrong answer: the mistake with the same values, or what is seen of it."""
-        names, mistakes = inspect.signature(self.solution_function).parameters, self.mistakes
-        functions = function, self.solution_function, *(mistake.function for mistake in mistakes)
-        why_nan = next(filter(None, (trial.why_nan for trial in trials)), "")
+        del number, trials
+        names = inspect.signature(self.solution_function).parameters
+        functions = function, self.solution_function, *(mistake.function for mistake in self.mistakes)
         try:
             with quietly():
                 got, right, *wrong = ([plain(answer(each, case)) for case in self.cases] for each in functions)
-            given = [dict(zip(names, plain(case))) for case in self.cases]
-            found = explain(
-                Evidence(got, right, list(zip([mistake.advice for mistake in mistakes], wrong)), given), why_nan
-            )
-            if "usually" in found or len({str(each) for each in got}) == 1:  # zeros could be the work of any two
-                return found
-            if variant := self._variant(number, got):
-                return f"{found} {variant}".strip()
-            for both in two_at_once(mistakes):
-                if all(same(answer(both.function, case), each) for case, each in zip(self.cases, got)):
-                    return f"What this usually is: {both.advice}"
         except EndlessLoop as endless:
             return f"And in a later case: {endless}"
-        return found
-
-    def _variant(self, number: int, got: list) -> Variant | None:
-        """Return a variant of the solution that gives these answers in all cases; the case that failed comes first."""
-        order = [number, *(other for other in range(len(self.cases)) if other != number)]
-        for variant in variants(self.solution_function):
-            try:
-                if all(same(answer(variant.function, self.cases[case]), got[case]) for case in order):
-                    return variant
-            except EndlessLoop:
-                continue
-        return None
+        given = [dict(zip(names, plain(case))) for case in self.cases]
+        advices = [mistake.advice for mistake in self.mistakes]
+        return explain(Evidence(got, right, list(zip(advices, wrong)), given))
 
     def cases_text(self) -> str:
         """Say how much was tried, for the good news."""
@@ -294,16 +246,6 @@ class Exercise:
         if where := difference(trial.got, trial.expected):
             lines.append(f"    differs   {where}")
         return [f"{self.name}: not right yet.", *map(_broken, lines)]
-
-
-def two_at_once(mistakes: Sequence[Mistake]) -> Iterator[Mistake]:
-    """Yield each two mistakes that are made by options of one function, and by different ones."""
-    options = {mistake: getattr(mistake.function, "keywords", {}) for mistake in mistakes}
-    for one, other in combinations(options, 2):
-        both = options[one] and options[other] and one.function.func is other.function.func
-        if both and not options[one].keys() & options[other].keys():
-            advice = " And: ".join(dict.fromkeys([one.advice, other.advice]))
-            yield Mistake(partial(one.function, **options[other]), advice)
 
 
 class Unaided(Exercise):

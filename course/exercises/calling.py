@@ -118,30 +118,12 @@ def tensors_of(arguments: dict[str, Any]) -> dict[str, torch.Tensor]:
     return found
 
 
-def _memory(tensor: torch.Tensor) -> int | None:
-    """Return where the numbers are; None if the tensor only stands for one, as a functional collective's result."""
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except RuntimeError:
-        return None
-
-
 class Kept:
     """The tensors among arguments as they were before a call, except in those that it ``may_change``."""
 
     def __init__(self, arguments: dict[str, Any], may_change: Collection[str]):
         self.may_change = may_change
         self.before = [(name, tensor, tensor.detach().clone()) for name, tensor in tensors_of(arguments).items()]
-
-    def changed(self, got) -> str:
-        """Say which arguments are no longer as they were, though the answer is not in them."""
-        returned = {_memory(each) for each in leaves(got) if isinstance(each, torch.Tensor)}
-        names = [
-            f"`{name}`"
-            for name, tensor, before in self.before
-            if not _is_as_before(tensor, before) and _memory(tensor) not in returned
-        ]
-        return f"It has changed {_and(names)}, which it was given. Did it still need the old numbers?" if names else ""
 
     def complaint(self) -> str | None:
         """Say which argument is no longer as it was, if there is one."""
@@ -162,10 +144,6 @@ def _is_as_before(tensor: torch.Tensor, before: torch.Tensor) -> bool:
     if is_freed(tensor) or tensor.shape != before.shape:
         return False
     return torch.allclose(tensor, before, rtol=0, atol=0, equal_nan=True)
-
-
-def _and(names: list[str]) -> str:
-    return " and ".join([", ".join(names[:-1])] * (len(names) > 1) + names[-1:])
 
 
 def no_gradient_to(name: str, argument: torch.Tensor, got) -> str | None:

@@ -135,6 +135,7 @@ column_forward.mistakes_of(
         "right for the other cut, in the next notebook.)",
     ),
 )
+column_forward.mistakes_in((None, torch.relu, "This layer has no activation: Y is XA + b, negative numbers too."))
 
 
 # -- backward ---------------------------------------------------------------------------------------------------

@@ -124,6 +124,7 @@ ulysses_backward.mistakes_in(
         "average over the ranks comes later, for the gradients of the weights.",
     ),
     (None, lambda grad_x: grad_x * dist.get_world_size(), "Everything is c times too large: numbers only move."),
+    (None, torch.zeros_like, "All is 0. Of the two tensors of all_to_all_single, the output comes first."),
     (None, torch.t, "The two dims of the result are swapped. Join along split_dim, and do not transpose."),
 )
 

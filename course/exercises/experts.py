@@ -646,6 +646,17 @@ auxiliary_loss.mistakes_of(
 )  # fmt: skip
 
 
+@auxiliary_loss.mistake(
+    "Each expert counts once, however many tokens chose it. An index with a number twice writes there once: "
+    "`index_add_` adds all, and `torch.bincount` counts."
+)
+def counted_once(scores, experts, coefficient):
+    def fractions(scores, experts):
+        return torch.bincount(experts.flatten(), minlength=scores.shape[1]).clamp(max=1) / experts.numel()
+
+    return loss_wrongly(scores, experts, coefficient, fractions=fractions)
+
+
 @auxiliary_loss.mistake("Experts that nobody chose are missing: `torch.bincount(..., minlength=num_experts)`.")
 def without_minlength(scores, experts, coefficient):
     return loss_wrongly(scores, experts, coefficient, fractions=lambda s, e: e.flatten().bincount() / e.numel())

@@ -291,6 +291,11 @@ which_stage_fits.mistakes_in(
 )
 
 
+@which_stage_fits.mistake("0 counts as false: `x or None` and `if x:` take stage 0 for nothing.")
+def none_for_stage_0(num_parameters, num_ranks, memory_gib):
+    return my_stage(num_parameters, num_ranks, memory_gib) or None
+
+
 # -- accumulate -----------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
 from course.communication import CommunicationLog, communication_log
-from course.exercises.advice import Evidence, explain, joined, recognise, recognise_where_wrong
+from course.exercises.advice import Evidence, explain, joined, recognise
 from course.exercises.base import NOT_WHOLE, Exercise, Trial, Verdict, indent
 from course.exercises.calling import (
     EndlessLoop,
@@ -29,12 +29,9 @@ from course.exercises.calling import (
     tensors_of,
 )
 from course.exercises.on_gpus import heard_on_gpus, sends_messages
-from course.exercises.pretend import PretendedRanks
-from course.exercises.relations import RANKS, what_is_new, where
-from course.exercises.source import sized_by_data
-from course.exercises.values import has_floats, leaves, plain, same, show, with_lists
-from course.exercises.variants import Variant, variants
-from course.exercises.watch import Watch, shared
+from course.exercises.relations import RANKS, what_is_new
+from course.exercises.values import has_floats, leaves, plain, show
+from course.exercises.watch import Watch
 from labkit.c10d import listening
 from labkit.groups import local_device
 from labkit.launch import Deadlock, RankFailed, launch
@@ -84,9 +81,6 @@ class OnRank:
     answers: list
     complaint: str | None = None
     cause: str | None = None
-    seen: str = ""
-    why_nan: str = ""
-    changed: str = ""
     groups: Sequence[tuple[int, ...]] = ()
     is_right: bool = False
     sends_messages: bool = False
@@ -125,10 +119,8 @@ class RankExercise(Exercise):
             verdict = super().judge(function)
             return self._and_on_gpus(verdict, function) if verdict.status == "passed" else verdict
         except Deadlock as stuck:
-            advice = (
-                f"{sized_by_data(function)} {all_are_in_it(str(stuck)) or f'What this usually is: {self.if_stuck}'}"
-            )
-            text = f"{self.name}: the ranks wait for each other.\n{stuck}\n{indent(advice.lstrip())}"
+            advice = all_are_in_it(str(stuck)) or f"What this usually is: {self.if_stuck}"
+            text = f"{self.name}: the ranks wait for each other.\n{stuck}\n{indent(advice)}"
             return Verdict("stuck", text)
 
     def _and_on_gpus(self, verdict: Verdict, function: Callable) -> Verdict:
@@ -169,9 +161,6 @@ class RankExercise(Exercise):
                     right,
                     on_rank.complaint or different_groups or floats,
                     on_rank.cause,
-                    on_rank.seen,
-                    on_rank.why_nan,
-                    on_rank.changed,
                 )
             )
         return trials
@@ -186,39 +175,14 @@ class RankExercise(Exercise):
         """Return what a report adds to the ranks' values in this case, or to the error that one of them raised."""
         case = self.cases[number]
         failed = self._evidence(case, [trial.got for trial in trials])
-        why_nan = next(filter(None, (trial.why_nan for trial in trials)), "")
         if isinstance(trials[0].got, Raised):
             return explain(failed)
-        # In one small case two mistakes may look the same, and two sizes be equal.
-        found = {other: self._in_case(function, other) for other in self.cases if other != case}
-        in_cases = {case: failed, **{other: evidence for other, evidence in found.items() if evidence}}
-        everywhere = joined(in_cases.values())
+        # In one small case two mistakes may look the same.
+        others = [self._in_case(function, other) for other in self.cases if other != case]
+        everywhere = joined([failed, *filter(None, others)])
         if recognise(everywhere):
             return explain(everywhere)
-        is_wrong = [not same(*pair) for pair in zip(failed.got, failed.right)]
-        if not all(is_wrong) and (advice := recognise_where_wrong(everywhere)):
-            return f"{where(list(zip(failed.got, failed.right)), failed.given)} What this usually is: {advice}"
-        told = explain(replace(failed, mistakes=[]), why_nan, everywhere)
-        variant = self._variant_on_ranks(in_cases) if len(in_cases) == len(self.cases) else None
-        return f"{told} {variant or ''}".strip()
-
-    def _variant_on_ranks(self, in_cases: dict[tuple, Evidence]) -> Variant | None:
-        """Return a variant of the solution that gives the learner's answers on all ranks in all cases."""
-        if not all(self._pretended(self.solution_function, case, found.right) for case, found in in_cases.items()):
-            return None  # such as a model that real ranks alone can have
-        for variant in variants(self.solution_function):
-            if all(self._pretended(variant.function, case, found.got) for case, found in in_cases.items()):
-                return variant
-        return None
-
-    def _pretended(self, function: Callable, case: tuple, expected: list) -> bool:
-        """Whether a function of the exercise's own would give these answers."""
-
-        def on_rank(rank: int) -> bool:
-            arguments = self.inputs(*case[1:])
-            return same(with_lists(function(*arguments)), expected[rank])
-
-        return all(found is True for found in PretendedRanks(case[0], self.solution_function.__globals__).run(on_rank))
+        return explain(replace(failed, mistakes=[]), everywhere)
 
     def right_before(self, number: int) -> str:
         """Say what is new in a case that went wrong, if others went right before it: as rank 0 has it."""
@@ -230,10 +194,6 @@ class RankExercise(Exercise):
             for case in self.cases[: number + 1]
         ]
         return f"It was right in {counted(number, 'case')} before this one. {what_is_new(before, here)}".strip()
-
-    def seen_of(self, function: Callable, case: tuple, trials: list[Trial], wrong: Trial) -> tuple[list[Trial], Trial]:
-        """Return them as they are: a rank has been watched already."""
-        return trials, wrong
 
     def answers_later(self, function: Callable) -> bool:
         """Return False: no rank's right answer is None."""
@@ -307,7 +267,7 @@ def _answers_here(functions, inputs: Callable, rest: tuple, care: Care, catch: A
     # Once more, so that the report of a deadlock does not lead through the log.
     saved, copies = [], copy.deepcopy(arguments)
     by_name = dict(zip(care.names, copies))
-    kept, watch = Kept(by_name, care.may_change), Watch(functions[0], tensors_of(by_name))
+    kept, watch = Kept(by_name, care.may_change), Watch(functions[0])
 
     def note(tensor):
         saved.append(tensor)
@@ -326,16 +286,12 @@ def _answers_here(functions, inputs: Callable, rest: tuple, care: Care, catch: A
         or (ENDS_THE_RANKS if ended else None)
     )
     is_right = bool(care.also_right and all_have_come() and care.also_right(got, *copies))
-    seen = " ".join(filter(None, (kept.complaint(), shared(got), on_one_rank(log), *watch.notes)))
     cause = not_waited_for(log) or watch.too_early or None
     return OnRank(
         plain(arguments),
         answers,
         complaint,
         cause,
-        seen,
-        watch.why_nan,
-        kept.changed(got),
         tuple(groups),
         is_right,
         sends_messages(log),
@@ -450,14 +406,6 @@ def sent_too_short(sent: dict[torch.dtype, str], given: Iterable[torch.Tensor]) 
     for dtype, operation in sent.items():
         if eps and dtype.is_floating_point and torch.finfo(dtype).eps > eps:
             return f"Its {operation} sends {dtype}, to which most of the numbers must be rounded: keep the dtype."
-    return None
-
-
-def on_one_rank(log: CommunicationLog) -> str | None:
-    """Say that a result is on one rank, if the ranks do nothing else than to send it there."""
-    operations = {record.operation for record in log.records}
-    if len(operations) == 1 and (one := operations.pop()) in ("reduce", "gather"):
-        return f"dist.{one} has its result on one rank, its `dst`. What it leaves on the others is no result."
     return None
 
 

@@ -340,6 +340,7 @@ def divided_again_and_again(weight, micro_batches):
 
 average_gradient.mistakes_in(
     (1, lambda gradient: None, "weight.grad is None: nobody has called `loss.backward()`, with its parentheses."),
+    (None, lambda both: both[1], "This is the gradient alone: return the loss as well."),
 )
 
 

@@ -56,18 +56,6 @@ def test_mistakes_of_one_function_differ_in_its_options(exercise):
     assert "Cut later." in exercise.verdict(lambda values: ([], values)).text
 
 
-def times(x, y, factor=2, plus=1):
-    return factor * x * y + plus
-
-
-def test_two_options_of_a_mistake_at_once_are_both_named():
-    exercise = Exercise("times", times, [(1, 2), (3, 5)], notebook="00")
-    exercise.mistakes_of(times, (dict(factor=1), "Twice."), (dict(plus=0), "Plus 1."), (dict(factor=0), "Not 0."))
-    assert "What this usually is: Twice. And: Plus 1." in exercise.verdict(lambda x, y: x * y).text
-    assert "usually" not in exercise.verdict(lambda x, y: x + y).text
-    assert "usually" not in exercise.verdict(lambda x, y: 0).text  # which more than these two could give
-
-
 def test_report_names_the_first_wrong_case_and_both_values(exercise):
     text = exercise.verdict(interleaved_halves).text  # right for two values, wrong for four
     assert "halves(values=[1, 2, 3, 4])" in text

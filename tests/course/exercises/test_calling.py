@@ -9,12 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course.exercises import calling, context_parallel_gradients, fully_sharded, on_ranks, row_parallel
+from course.exercises import calling, on_ranks
 from course.exercises.base import Exercise
 from course.exercises.on_ranks import RankExercise
 from labkit.launch import launch
-from tests.course.exercises.wrong_answers import context_parallel as context_answers
-from tests.course.exercises.wrong_answers import fully_sharded as sharded_answers
 
 
 def words(verdict):
@@ -47,7 +45,7 @@ def test_memory_that_nobody_has_written_to_is_never_right():
         return [total.index_add_(0, torch.zeros(1, dtype=torch.long), 2 * tensor) for tensor in tensors]
 
     right = Exercise("twice", double_of_tensors, [([torch.tensor([1.0])],)], notebook="00")
-    assert "New memory is used in line 3" in words(right.verdict(sum_into_new_memory))
+    assert "new memory to which nobody has written" in words(right.verdict(sum_into_new_memory))
     assert torch.get_deterministic_debug_mode() == 0
 
 
@@ -56,7 +54,7 @@ def test_an_operation_that_torch_does_not_have_is_no_stub():
         return [torch.bincount(tensor) for tensor in tensors]
 
     verdict = Exercise("twice", double_of_tensors, CASES, notebook="00").verdict(counts)
-    assert verdict.status == "raised" and "There is no such operation for this dtype" in words(verdict)
+    assert verdict.status == "raised" and "not implemented for 'Float'" in words(verdict)
 
 
 def test_it_may_change_what_the_exercise_lets_it_change():
@@ -80,34 +78,6 @@ def test_a_module_that_was_changed_is_named_with_its_parameter():
 
     exercise = Exercise("count", lambda model: 2, [(torch.nn.Linear(2, 3),)], notebook="00")
     assert "It changes `model.bias`" in words(exercise.verdict(trains))
-
-
-def reduced_into_the_argument(x, weight, bias):
-    y = row_parallel.my_row_forward(x, weight, bias)
-    x.zero_()
-    return y
-
-
-@pytest.mark.parametrize(
-    ("exercise", "function", "said"),
-    [
-        (fully_sharded.unit_backward, sharded_answers.scatters_into_the_shard, "It changes `shard`"),
-        (fully_sharded.unit_forward, sharded_answers.frees_the_shard, "It frees the memory of `shard`"),
-        (fully_sharded.unit_forward, sharded_answers.without_autograd, "No gradient reaches `x`"),
-        (fully_sharded.unit_forward, sharded_answers.returns_freed_memory, "The memory of this result was freed"),
-        (
-            context_parallel_gradients.loss_scale,
-            context_answers.loss_as_a_float,
-            "It returns a float, and backward needs a tensor",
-        ),
-        (context_parallel_gradients.loss_scale, context_answers.loss_of_data, "No gradient reaches `losses`"),
-        (row_parallel.row_forward, reduced_into_the_argument, "It changes `x`"),
-    ],
-    ids=lambda value: getattr(value, "__name__", None),
-)
-def test_on_ranks_the_report_says_what_is_wrong_beside_the_values(exercise, function, said, launches_on_kept_ranks):
-    verdict = exercise.verdict(function)
-    assert verdict.status == "wrong" and said in words(verdict), verdict.text
 
 
 @pytest.fixture

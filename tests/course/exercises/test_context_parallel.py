@@ -9,7 +9,6 @@ from course.exercises import context_parallel, context_parallel_gradients
 from course.exercises.values import same
 from labkit.context_parallel import positions
 from labkit.launch import launch
-from tests.course.exercises.wrong_answers import context_parallel as answers
 
 
 @pytest.mark.parametrize("cp_size", [1, 2, 4])
@@ -70,17 +69,3 @@ def test_the_average_of_the_gradients_is_that_of_one_process():
     (torch.cat([counted for _, counted in ranks]) @ weight).square().mean().backward()
     for averaged, _ in ranks:
         assert same(averaged, weight.grad)
-
-
-@pytest.mark.parametrize(
-    ("function", "status", "text"),
-    [
-        (answers.one_message_too_many, "wrong", "Each rank sends 192 bytes. Its keys and values, 2 times, are 128"),
-        (answers.whole_attention, "wrong", "It calls all_gather, but here it must be built from send and recv alone."),
-        (answers.sends_before_it_receives, "stuck", "Start both at once, with batch_isend_irecv."),
-    ],
-)
-def test_a_ring_that_sends_in_a_wrong_way_is_told_so(function, status, text, launches_on_kept_ranks):
-    verdict = context_parallel.ring_forward.verdict(function)
-    assert verdict.status == status
-    assert text in " ".join(verdict.text.split())

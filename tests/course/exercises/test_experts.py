@@ -11,7 +11,6 @@ from labkit.groups import groups_of_one, init_groups
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
 from labkit.placement import placements
-from tests.course.exercises.wrong_answers import experts as answers
 
 SIZES = [
     (1, 1, 6, 1, 1, 3),
@@ -73,58 +72,3 @@ def test_the_divisor_is_that_of_labkits_layer():
     sizes = 2, 1, 2, 1, 4
     layout = ParallelLayout(4, tp_size=2, ep_size=4, expert_tp_size=1)
     assert launch(divisor_of_a_layer, layout, world_size=4) == [experts.my_divisor(*sizes)] * 4
-
-
-@pytest.mark.parametrize(
-    "name", ["expert_groups", "split_sizes", "dispatch_backward", "auxiliary_loss", "gradient_divisor"]
-)
-def test_there_are_at_least_twelve_wrong_answers(name):
-    assert sum(other == name for other, *_ in answers.WRONG) >= 12
-    assert sum(other == name for other, *_ in answers.RIGHT) >= 2
-
-
-@pytest.mark.parametrize(
-    ("name", "function", "status", "text"),
-    [
-        ("expert_groups", answers.asks_the_layout, "wrong", "labkit's own function was called"),
-        ("expert_groups", answers.ep_divides_dp, "wrong", "that ep divides d is an old rule"),
-        ("expert_groups", answers.groups_of_two_or_more, "wrong", "A group of one rank is a group, too."),
-        ("expert_groups", answers.refuses_what_is_allowed, "raised", "Your function raises this error itself."),
-        ("split_sizes", answers.gathers_all, "wrong", "It calls all_gather, but here"),
-        ("split_sizes", answers.sends_all_choices, "wrong", "It sends 192 bytes. One number to each rank is enough"),
-        ("split_sizes", answers.counted_as_floats, "wrong", "whole numbers, but stored as floats"),
-        ("split_sizes", answers.without_minlength, "raised", "not the same in each case, or on each rank"),
-        ("split_sizes", answers.without_minlength, "raised", "gets more or fewer bytes than it expects"),
-        ("split_sizes", answers.input_first, "wrong", "Is it the output that comes first?"),
-        ("split_sizes", answers.only_if_it_has_tokens, "stuck", "that a rank without tokens skips"),
-        ("dispatch_backward", answers.forward_again, "raised", "The splits do not fit the rows."),
-        ("dispatch_backward", answers.looked_up, "wrong", "`[tokens]` copies, as forward did"),
-        ("dispatch_backward", answers.looked_up_at_home, "wrong", "`[tokens]` copies, as forward did"),
-        ("dispatch_backward", answers.into_new_memory, "wrong", "Begin with `torch.zeros`, or fill it."),
-        ("dispatch_backward", answers.without_splits, "raised", "Without splits, each rank would get equally many"),
-        ("dispatch_backward", answers.uneven_lists, "raised", "With gloo, dist.all_to_all sends tensors of one size."),
-        ("dispatch_backward", answers.plus_equals, "wrong", "the last alone counts: of several writes"),
-        ("dispatch_backward", answers.skipped_if_empty, "stuck", "that a rank with nothing to send skips"),
-        ("auxiliary_loss", answers.per_token, "wrong", "k is forgotten."),
-        ("auxiliary_loss", answers.no_minlength, "raised", "Experts that nobody chose are missing"),
-        ("auxiliary_loss", answers.no_k_and_no_coefficient, "wrong", "k is forgotten."),
-        ("auxiliary_loss", answers.no_k_and_no_coefficient, "wrong", "And: The coefficient is forgotten."),
-        ("auxiliary_loss", answers.mean_of_what_was_chosen, "wrong", "scores that each token gave to its own choices"),
-        (
-            "auxiliary_loss",
-            answers.index_counted_once,
-            "wrong",
-            "has a number twice, and what is written there first is lost",
-        ),
-        ("auxiliary_loss", answers.counted_in_new_memory, "wrong", "Begin with `torch.zeros`, or fill it."),
-        ("auxiliary_loss", answers.detached_scores, "wrong", "No gradient reaches `scores`"),
-        ("auxiliary_loss", answers.as_number, "wrong", "It returns a float, and backward needs a tensor"),
-        ("auxiliary_loss", answers.scales_in_place, "wrong", "It changes `scores`"),
-        ("gradient_divisor", answers.averaged, "wrong", "This averages over the copies of an expert."),
-        ("gradient_divisor", answers.with_a_slash, "wrong", "whole numbers, but stored as floats"),
-    ],
-)
-def test_a_wrong_way_is_told_so(name, function, status, text, launches_on_kept_ranks):
-    verdict = getattr(experts, name).verdict(function)
-    assert verdict.status == status
-    assert text in " ".join(verdict.text.split())

@@ -10,7 +10,6 @@ from course.sizing import Plan, memory
 from course.sizing.stage_memory import stage_parameters
 from labkit.launch import launch
 from labkit.shape import GPT
-from tests.course.exercises.wrong_answers import fully_sharded as answers
 
 
 def unit(in_features, out_features):
@@ -83,37 +82,3 @@ def test_the_norm_is_that_of_the_whole_gradient(solved, number, cut, whole):
     everything = torch.cat([*(gradients[rank][0] for rank in cut), *(gradients[rank][1] for rank in whole)])
     for rank in solved:
         assert same(rank["norms"][number][0], everything.norm())
-
-
-@pytest.mark.parametrize(
-    ("name", "function", "status", "text"),
-    [
-        ("unit_forward", answers.keeps_the_weight, "wrong", "Autograd keeps 72 bytes of gathered parameters"),
-        ("unit_forward", answers.deletes_the_name, "wrong", "Autograd keeps 72 bytes of gathered parameters"),
-        (
-            "unit_backward",
-            answers.no_padding,
-            "raised",
-            "reduce_scatter of 16 numbers into shards of 6: it needs 3 * 6",
-        ),
-        ("unit_backward", answers.no_padding_in_a_list, "raised", "reduce_scatter of parts of [6, 6, 4] numbers"),
-        ("unit_backward", answers.all_reduced_and_cut, "wrong", "It calls all_reduce, but here"),
-        (
-            "accumulate",
-            answers.sends_every_time,
-            "wrong",
-            "It calls 10 reduce-scatters for 5 micro-batches and 2 units.",
-        ),
-        ("accumulate", answers.only_forward_inside, "wrong", "It calls 10 reduce-scatters"),
-        ("accumulate", answers.one_large_batch, "wrong", "All rows go through the model at once"),
-        ("accumulate", answers.in_a_second_pass, "wrong", "It gathers units 24 times, and 20 are enough"),
-        ("accumulate", answers.one_too_few, "wrong", "You divided by m - 1"),
-        ("accumulate", answers.by_all_numbers, "wrong", "You divided by the rows or the numbers"),
-        ("norm_of_shards", answers.message_per_parameter, "wrong", "It calls 3 all-reduces in 2 groups"),
-        ("accumulate", answers.averages_again, "stuck", "The model averages by itself"),
-    ],
-)
-def test_a_wrong_way_is_told_so(name, function, status, text, launches_on_kept_ranks):
-    verdict = getattr(fully_sharded, name).verdict(function)
-    assert verdict.status == status
-    assert text in " ".join(verdict.text.split())

@@ -9,10 +9,7 @@ from course.exercises.collectives import ring_all_reduce
 from course.exercises.context_parallel import attend, merge, ring_forward
 from course.exercises.on_ranks import RankExercise, summed, whole_numbers
 from course.exercises.three_axes import tied
-from tests.course.exercises.wrong_answers.collectives import ring_that_waits_in_order
-from tests.course.exercises.wrong_answers.context_parallel import while_it_computes
-from tests.course.exercises.wrong_answers.of_both_kinds import leftwards, one_rank_sends_first
-from tests.course.exercises.wrong_answers.tied import tied_by_messages_between_the_ends
+from tests.course.exercises.read_answers import answer_named
 
 pytestmark = [pytest.mark.usefixtures("launches_on_kept_ranks"), pytest.mark.gloo]
 
@@ -96,11 +93,16 @@ def from_anywhere(first, second):
     return [first, second]
 
 
+waits_in_order = answer_named("ring_all_reduce", "ring_that_waits_in_order")
+while_it_computes = answer_named("ring_forward", "while_it_computes")
+between_the_ends = answer_named("tied", "tied_by_messages_between_the_ends")
+leftwards = answer_named("ring_all_reduce", "leftwards")
+one_rank_sends_first = answer_named("ring_all_reduce", "one_rank_sends_first")
 STANDS_STILL, MIXED_UP = "On GPUs it would stand still: ", "On GPUs its messages would be mixed up: "
 TOLD = [
-    (ring_all_reduce, ring_that_waits_in_order, STANDS_STILL, "dist.recv(buffer, (rank - 1) % n)", on_gpus.ONE_QUEUE),
+    (ring_all_reduce, waits_in_order, STANDS_STILL, "dist.recv(buffer, (rank - 1) % n)", on_gpus.ONE_QUEUE),
     (ring_forward, while_it_computes, STANDS_STILL, "works = [dist.isend(k, to), ", on_gpus.ONE_QUEUE),
-    (tied, tied_by_messages_between_the_ends, STANDS_STILL, "in dist.batch_isend_irecv", on_gpus.ALL_MUST_COME),
+    (tied, between_the_ends, STANDS_STILL, "in dist.batch_isend_irecv", on_gpus.ALL_MUST_COME),
     (two_messages, by_tag, MIXED_UP, "works = [dist.isend(first, 1, tag=1), ", on_gpus.BY_ORDER),
     (two_messages, by_tag_in_a_batch, MIXED_UP, "in dist.batch_isend_irecv(messages)", on_gpus.BY_ORDER),
     (two_sizes, by_tag, MIXED_UP, "dist.recv(second, 0, tag=2)", on_gpus.BY_ORDER),

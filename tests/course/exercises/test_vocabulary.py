@@ -1,8 +1,6 @@
 """The exercise on the vocabulary: the solution agrees with torch, and the rule counts the numbers per token."""
 
 import pytest
-import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 
 from course.exercises import vocabulary
@@ -20,22 +18,3 @@ def loss_by_torch(scale):
 def test_the_loss_agrees_with_torch(scale):
     for ours, torchs in launch(loss_by_torch, scale, world_size=4):
         assert same(ours, torchs)
-
-
-def test_gathering_the_logits_is_right_but_not_the_way():
-    def gathers(logits, target):
-        return F.cross_entropy(gathered(logits, 1), target, reduction="none")
-
-    assert "Three numbers per token are" in vocabulary.vocab_cross_entropy.verdict(gathers).text
-
-
-def test_an_all_reduce_of_all_logits_is_told_how_many_bytes_it_sent():
-    def reduces_all_logits(logits, target):
-        rank, shard_size = dist.get_rank(), logits.size(1)
-        padded = torch.zeros(len(logits), shard_size * dist.get_world_size())
-        padded[:, rank * shard_size : (rank + 1) * shard_size] = logits
-        dist.all_reduce(padded)
-        return F.cross_entropy(padded, target, reduction="none")
-
-    text = " ".join(vocabulary.vocab_cross_entropy.verdict(reduces_all_logits).text.split())
-    assert "Each rank puts 160 bytes into collectives. Three numbers per token are enough, 48 bytes" in text
