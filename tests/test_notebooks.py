@@ -416,6 +416,32 @@ def test_relative_links_lead_somewhere(document):
     assert not [link for link in links if not (document.parent / link).exists()]
 
 
+BRANCH = re.compile(
+    r"github\.com/[\w.-]+/[\w.-]+/(?:blob|tree|raw)/(?![0-9a-f]{40}\b)[^\s)\"'>]+"
+    r"|githubusercontent\.com/[\w.-]+/[\w.-]+/(?![0-9a-f]{40}\b)[^\s)\"'>]+"
+    r"|https?://[\w.-]+/en/(?:main|master)/[^\s)\"'>]*"
+)
+"""A link to what changes under the reader: a file of a branch, or pages that are built from one."""
+
+
+def test_no_link_names_a_branch():
+    """Files move: a link with the commit's 40 digits still shows what its sentence says."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    paths = [ROOT / name for name in filter(None, listed.stdout.split("\0"))]
+    texts = {path: path.read_text(errors="ignore") for path in paths if path.is_file() and path.suffix != ".png"}
+    assert len(texts) > 100
+    found = [f"{path.relative_to(ROOT)}: {link[0]}" for path, text in texts.items() for link in BRANCH.finditer(text)]
+    assert not found
+
+
+def test_a_link_that_names_a_branch_is_caught():
+    site, commit = "https://github" + ".com/some/project", "0123456789" * 4
+    assert all(BRANCH.search(f"[x]({site}/{kind}/main/a.py)") for kind in ("blob", "tree", "raw"))
+    assert BRANCH.search(f"{site}/tree/0.9-dev")
+    assert BRANCH.search("https://docs.example" + ".io/en/master/a.html")
+    assert not BRANCH.search(f"{site}/blob/{commit}/a.py {site}/tree/{commit} {site}/issues/1 {site}")
+
+
 FACTORIES = {"arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "tensor", "zeros"}
 """Functions of torch that make a tensor, on the CPU unless they are told a device."""
 

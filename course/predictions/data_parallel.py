@@ -84,6 +84,50 @@ different_samples = Number(
     tolerance=0.05,
 )
 
+four_gpus = Choice(
+    "05.four_gpus",
+    "One GPU takes 16 samples a step. Four GPUs take 16 each, with the same learning rate, and see the same 8192 "
+    "samples once. How is their test loss, compared with that of one GPU?",
+    {
+        "lower": "Lower: the gradients are means over more samples, so they are better",
+        "same": "The same: they have seen the same samples",
+        "higher": "Higher",
+    },
+    {
+        "lower": "Each gradient is better. But how many steps are made with these, and how long is each?",
+        "same": "They have. But 64 samples now make one step, of about the length that 16 made before.",
+    },
+)
+
+which_rule = Choice(
+    "05.which_rule",
+    "Four GPUs take 64 samples a step instead of 16, and a quarter of the steps. Which learning rate, without warm-up, "
+    "gives the lowest test loss here?",
+    {
+        "the same": "0.5, as before",
+        "square root": "1.0: √4 times as large",
+        "linear": "2.0: 4 times as large",
+    },
+    {
+        "the same": "That is what you have just seen: a quarter of the steps, each as long as before.",
+        "square root": "Then 4 steps become one that is twice as long. That leaves half of the way.",
+    },
+)
+
+noise_later = Choice(
+    "05.noise_later",
+    "The gradient noise scale S / |G|² is measured at the start of training and at its end. How does it change?",
+    {
+        "falls": "It falls: a trained model is sure of itself, so its gradients have less noise",
+        "other": "It stays about the same: it belongs to the data",
+        "grows": "It grows",
+    },
+    {
+        "falls": "S does fall. What happens to the gradient of all data, as the loss gets near its lowest point?",
+        "other": "The samples stay as they are. But all gradients depend on the weights, too.",
+    },
+)
+
 under_way = Number(
     "05.under_way",
     "Four layers, a bucket each, with overlap. How many of the four all-reduces are under way before the first layer's "
