@@ -182,5 +182,4 @@ two_steps = Number(
         0.5: "Nothing is divided by 8. What do the second step's four backwards add to, and what is then divided?",
         0.25: "That is what is left of the first step's gradient. The second step adds its own.",
     },
-    unit="times",
 )
