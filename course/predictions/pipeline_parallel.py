@@ -171,3 +171,15 @@ held_where_it_turns = Number(
     },
     unit="time units",
 )
+
+two_steps = Number(
+    "07.two_steps",
+    "`step` is called twice on the same batch, with m = 4, and nobody clears `.grad` in between. How many times the "
+    "gradient of one step does it hold then?",
+    {
+        2: "That is the right sum. But the second step divides `.grad`: what is in it by then?",
+        1: "Then the two would have been averaged. Each step divides by m, not by the number of steps.",
+        0.5: "Nothing is divided by 8. What do the second step's four backwards add to, and what is then divided?",
+        0.25: "That is what is left of the first step's gradient. The second step adds its own.",
+    },
+)

@@ -109,3 +109,17 @@ same_gradient = Choice(
         "['row']": "The gradient of the column layer comes through the row layer. Does that differ between ranks?",
     },
 )
+
+not_gathered = Choice(
+    "06.not_gathered",
+    "That line gathers x once, before attention; without it each rank has 4 of the 16 tokens. What happens?",
+    {
+        "RuntimeError": "An error: shapes do not fit",
+        "wrong": "Other losses, and no error: each rank attends to its own tokens",
+        "right": "The same losses: x is gathered all the same",
+    },
+    {
+        "RuntimeError": "What `SequenceParallel` hands on is not a plain tensor. What does it know of its shape?",
+        "wrong": "What `SequenceParallel` hands on is not a plain tensor. Does `q` take it as whole?",
+    },
+)
