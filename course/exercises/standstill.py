@@ -19,12 +19,12 @@ SHOWS = {
     "a collective on rank 0 only": "Rank 0 would have one call more than the others, under an `if` that asks for it.",
     "one rank has fewer batches": "One rank would have left the loop before the others, with nothing wrong in its log.",
     "groups used in different orders": "Each rank would wait in one group for a rank that waits in a different group.",
-    "a branch on the rank's own value": "One rank would have passed by a call, because an `if` asked what its own data are.",
+    "a branch on the rank's own value": "One rank would have skipped a call, because an `if` asks about its own data.",
     "shapes that differ": "All ranks would be in the same call on the same line, with sizes that differ.",
-    "one rank catches an exception, and goes on": "The log of one rank would have an error, and that rank would have gone on after it.",
+    "one rank catches an exception, and goes on": "One rank's log would have an error, after which it went on.",
     "new_group called by its members only": "Ranks would stand in `new_group`, or in the first call on a later group.",
     "both ranks send first": "Two ranks would stand in `send`, each to the other.",
-    "a parameter that one rank does not use": "One rank would have fewer gradients to sum, with no `if` that says so: backward never came to them.",
+    "a parameter that one rank does not use": "One rank would have fewer gradients to sum, without any `if`.",
     "a time-out shorter than one rank's work": "One rank would be at work, and the others would fail while waiting.",
     "slow, not stuck": "Two looks would differ: one more call, one more line of the log.",
     "a node that never joined": "All ranks would stand in `init_process_group`, and there would be too few of them.",
@@ -118,7 +118,7 @@ class Case:
         return Folded("Solution", text, plain_text=text)
 
 
-HINT = """1. Has it failed? Which rank says what is wrong in *its own* work? "Connection closed by peer" is a consequence.
+HINT = """1. Has it failed? Which rank names a fault in *its own* work? "Connection closed by peer" is a consequence.
 2. If not: does it stand still at all? Compare the two looks: calls and logs.
 3. Are all ranks there? If not, which one is missing, and did it ever start?
 4. Is there an error in a log, after which that rank went on?
@@ -274,8 +274,8 @@ case_3 = Case(
     "a parameter that one rank does not use",
     (1,),
     (16, 12),
-    "Rank 1 computed only expert 1, so no gradient of expert 0 ever came, and its two sums were not called. The sums of "
-    "the shared layer met those of expert 0, which have the same sizes, so nothing was said until rank 1 had none left.",
+    "Rank 1 computed only expert 1, so no gradient of expert 0 ever came, and its two sums were not called. The sums "
+    "of the shared layer met those of expert 0, which have the same sizes: nobody noticed until rank 1 had none left.",
     {
         ("line", 14): "a router may choose. Which line leaves out of the model what was not chosen?",
         ("line", 20): "that is where rank 1 waits. Which line let it get there with two sums fewer?",
@@ -302,7 +302,7 @@ case_4 = Case(
     "a time-out shorter than one rank's work",
     (0,),
     (9,),
-    "Rank 0 needs five seconds, and the others were told to wait two. The rank that fails is not the one to blame.",
+    "Rank 0 needs ten seconds, and the others were told to wait three. The rank that fails is not the one to blame.",
     {
         ("rank", 1): "it only waited, as it was told. What was it waiting for?",
         ("rank", 2): "it only waited, as it was told. What was it waiting for?",
@@ -359,7 +359,10 @@ case_6 = Case(
         ("line", 13): "records do break. Which line lets that decide whether a rank takes part in a sum?",
         ("line", 18): "that is where the others wait. What decides whether a rank comes there?",
         ("cause", "one rank has fewer batches"): "all have five. What does the log of one rank say?",
-        ("cause", "one rank catches an exception, and goes on"): "nothing was raised: read which statement skipped the step.",
+        (
+            "cause",
+            "one rank catches an exception, and goes on",
+        ): "nothing was raised. Which statement skipped the step?",
     },
 )
 repair_6 = Repair(
@@ -410,8 +413,8 @@ case_8 = Case(
     "one rank catches an exception, and goes on",
     (1,),
     (23, 21, 22, 24),
-    "In step 2, rank 1 raised before it called all_reduce. Line 23 caught that, and rank 1 went on to step 3: since then "
-    "it has made one call fewer than the others, and nobody noticed until it had no step left.",
+    "In step 2, rank 1 raised before it called all_reduce. Line 23 caught that, and rank 1 went on to step 3: since "
+    "then it has made one call fewer than the others, and nobody noticed until it had no step left.",
     {
         ("line", 19): "batches do break. Which line lets a rank go on as if it had taken part?",
         ("line", 12): "that is where it was raised. Which line hid it?",
@@ -437,8 +440,8 @@ case_9 = Case(
     "new_group called by its members only",
     (2,),
     (12, 13),
-    "Each rank counts groups to name them, and members meet under that name. Rank 2 skipped the first group, so what it "
-    "calls group 1 is group 2 for the others, and they never meet.",
+    "Each rank counts groups to name them, and members meet under that name. Rank 2 skipped the first group, so what "
+    "it calls group 1 is group 2 for the others, and they never meet.",
     {
         (
             "rank",
@@ -506,8 +509,8 @@ case_12 = Case(
     "a node that never joined",
     (frozenset((2, 3)), 2, 3, None),
     (8, 11),
-    "The script counts on 2 nodes with 2 ranks each, and only those of node 0 have started. Ranks 2 and 3 are nowhere, so "
-    "none of the ranks that you can see is to blame.",
+    "The script counts on 2 nodes with 2 ranks each, and only those of node 0 have started. Ranks 2 and 3 are nowhere, "
+    "so none of the ranks that you can see is to blame.",
     {
         ("rank", 0): "it waits for all four. Which of the four never started?",
         ("rank", frozenset((0, 1))): "they are those that started. Which did not?",
@@ -519,7 +522,7 @@ repair_12 = Repair(
     case_12,
     {11: 'world_size = int(os.environ["WORLD_SIZE"])', 12: 'rank = int(os.environ["RANK"])'},
     {0: "2 ranks train", 1: "2 ranks train"},
-    "Do not work out how many ranks there should be: torchrun knows how many have joined, and sets WORLD_SIZE and RANK.",
+    "Do not work out how many ranks there should be: torchrun knows who has joined, and sets WORLD_SIZE and RANK.",
 )
 
 CASES = [case_1, case_2, case_3, case_4, case_5, case_6, case_7, case_8, case_9, case_10, case_11, case_12]

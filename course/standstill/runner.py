@@ -95,7 +95,7 @@ class Job:
 def run(name: str, source: str, num_ranks: int, detail: bool = False) -> Job:
     """Run the ``source`` of a script on ``num_ranks`` ranks.
 
-    With ``detail`` PyTorch compares what ranks call, and waits two seconds for each, not half an hour.
+    With ``detail`` PyTorch compares what ranks call, and waits ten seconds for each, not half an hour.
     """
     with tempfile.TemporaryDirectory(prefix="standstill_") as name_of_folder:
         folder = Path(name_of_folder)
@@ -120,7 +120,7 @@ def _start(script: Path, num_ranks: int, detail: bool) -> subprocess.Popen:
     command = [sys.executable, "-m", "torch.distributed.run", *options, WATCHED, folder, script]
     variables = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "1"}
     if detail:
-        variables |= {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "STANDSTILL_TIMEOUT": "2"}
+        variables |= {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "STANDSTILL_TIMEOUT": "10"}
     with (folder / "torchrun").open("w") as said:
         return subprocess.Popen(
             list(map(str, command)), stdout=said, stderr=said, env=os.environ | variables, start_new_session=True

@@ -2,9 +2,14 @@
 
 import os
 import re
+import signal
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from course.exercises import standstill
@@ -21,7 +26,7 @@ SHOWN = {
     ),
     "case_2": ("stuck", r"loss -0\.163", r"rank 0  \S+:19 .*\nrank 1  \S+:19 ", r"missing ranks: \{1, 2\}"),
     "case_3": ("stuck", r"rank 1 \| gradients", r"rank 0  \S+:12 .*\nrank 1  \S+:20 ", "rank 1; .*TYPE_MISMATCH"),
-    "case_4": ("failed", r"rank 1 \| .*Timed out waiting 2000ms", "", ""),
+    "case_4": ("failed", r"rank 1 \| .*Timed out waiting 3000ms", "", ""),
     "case_5": ("ended", r"rank 1 \| weight 3\.94", "", ""),
     "case_6": ("stuck", r"rank 2 \| step 3: skipped", r"rank 0  \S+:18 .*\n.*\nrank 2  \S+:22 ", "rank 2;"),
     "case_7": ("failed", r"rank 3 \| .*Received data size doesn't match", "", ""),
@@ -70,6 +75,57 @@ def test_a_slow_job_is_not_killed():
     assert len(job.looks) >= 2
     assert job.looks[0].num_calls != job.looks[1].num_calls
     assert ":15 in read" in job.where() or ":21 in <module>" in job.where()
+
+
+def lines_to_take_home():
+    """What notebook 17 tells its reader to put beside a script: answers.py, and the program that reads the dumps."""
+    notebook = nbformat.read(Path(__file__).parents[3] / "notebooks/further/17_standstill.ipynb", as_version=4)
+    [cell] = [cell for cell in notebook.cells if cell.id == "by-hand"]
+    return re.findall(r"^```python\n(.*?)^```$", cell.source, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.gloo
+def test_a_script_of_ones_own_answers_with_the_lines_of_the_page(tmp_path):
+    answers, reader = lines_to_take_home()
+    (tmp_path / "answers.py").write_text(answers)
+    (tmp_path / "reader.py").write_text(reader)
+    (tmp_path / "script.py").write_text(f"import answers\n{case_1.source}")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", "script.py"]
+    log = tmp_path / "log"
+    with log.open("w") as said:
+        job = subprocess.Popen(torchrun, cwd=tmp_path, stdout=said, stderr=said, start_new_session=True)
+    try:
+        wait_until(lambda: "saving" in log.read_text())
+        time.sleep(1)  # from what rank 2 prints to its last call
+        (tmp_path / "dump").touch()
+        wait_until(lambda: all((tmp_path / f"rank_{rank}").exists() for rank in range(3)))
+        for pid in ranks_of(job):
+            os.kill(pid, signal.SIGUSR1)
+        wait_until(lambda: log.read_text().count("Current thread") == 3)
+    finally:
+        for pid in [*ranks_of(job), job.pid]:
+            os.kill(pid, signal.SIGKILL)
+        job.wait()
+    read = subprocess.run([sys.executable, "reader.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    for rank, call in enumerate(("all_reduce on line 14", "all_reduce on line 14", "all_gather on line 20")):
+        assert f"rank_{rank} has noted 3 calls\n    the last is 3 gloo:{call}\n" in read.stdout
+    compare = "from torch.distributed.flight_recorder.fr_trace import main; main()"
+    options = [tmp_path, "--prefix", "rank_"]
+    compared = subprocess.run([sys.executable, "-c", compare, *options], capture_output=True, text=True, check=True)
+    # whom it blames depends on which file it reads first
+    assert "COLLECTIVE_TYPE_MISMATCH" in compared.stdout + compared.stderr
+
+
+def wait_until(is_so):
+    end = time.monotonic() + 120
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def ranks_of(job):
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children")
+    return [int(pid) for pid in children.read_text().split()]
 
 
 @pytest.fixture
