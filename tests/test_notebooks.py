@@ -252,6 +252,12 @@ def is_exercise(each):
     return hasattr(each, "solution_function")
 
 
+def lines_shown(code):
+    """How many lines the scripts have that these cells show: they are read, too."""
+    names = re.findall(r"^(?:\w+\.)?(case_\d+)\.show\(\)", code, re.MULTILINE)
+    return sum(len(getattr(standstill, name).source.splitlines()) for name in names)
+
+
 def minutes_of_check(name):
     """Of what is checked by this name: a fault to name, a museum after its first case, or an exercise."""
     if name.startswith("case"):
@@ -267,6 +273,7 @@ def counted_minutes(cells, for_a_prediction=1):
     code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
     words = len(re.findall(r"\w+", re.sub(r"\]\([^)]*\)|<[^>]*>", "]", text)))  # without addresses and tags
     lines = len([line for line in code.splitlines() if line and not re.match(r"(import|from) ", line)])
+    lines += lines_shown(code)
     predictions = text.count("**Predict.") + len(re.findall(r"\.compare\(", code))
     explores = len(re.findall(r"^#+ Explore", text, re.MULTILINE))
     checks = re.findall(r"^(?:\w+\.)?(\w+)\.check\(", code, re.MULTILINE)
@@ -328,6 +335,7 @@ def test_minutes_are_counted_by_the_rule():
     cells = [nbformat.v4.new_markdown_cell("### Explore\n\n" + "word " * 299), nbformat.v4.new_code_cell(source)]
     assert counted_minutes(cells) == (300 / 150 + 5 / 10 + 1 + 6, 4 + 8 + 3 + 2 * 3)
     assert counted_minutes(cells, for_a_prediction=2)[0] - counted_minutes(cells)[0] == 1
+    assert counted_minutes([nbformat.v4.new_code_cell("jobs.case_1.show()")]) == (2 + 1 / 10, 0)
 
 
 def needed(path):

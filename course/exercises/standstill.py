@@ -19,15 +19,15 @@ SHOWS = {
     "a collective on rank 0 only": "Rank 0 would have one call more than the others, under an `if` that asks for it.",
     "one rank has fewer batches": "One rank would have left the loop before the others, with nothing wrong in its log.",
     "groups used in different orders": "Each rank would wait in one group for a rank that waits in a different group.",
-    "a branch on the rank's own value": "One rank would have skipped a call because of what its own data said.",
+    "a branch on the rank's own value": "One rank would have skipped a call, because an `if` asks about its own data.",
     "shapes that differ": "All ranks would be in the same call on the same line, with sizes that differ.",
-    "an exception that one rank swallows": "The log of one rank would have an error, after which it went on.",
+    "one rank catches an exception, and goes on": "One rank's log would have an error, after which it went on.",
     "new_group called by its members only": "Ranks would stand in `new_group`, or in the first call on a later group.",
     "both ranks send first": "Two ranks would stand in `send`, each to the other.",
-    "a parameter that one rank does not use": "One rank would have fewer gradients to sum than the others.",
+    "a parameter that one rank does not use": "One rank would have fewer gradients to sum, without any `if`.",
     "a time-out shorter than one rank's work": "One rank would be at work, and the others would fail while waiting.",
     "slow, not stuck": "Two looks would differ: one more call, one more line of the log.",
-    "a node that never came": "All ranks would stand in `init_process_group`, and there would be too few of them.",
+    "a node that never joined": "All ranks would stand in `init_process_group`, and there would be too few of them.",
 }
 """What can be wrong, and what one would see of it."""
 
@@ -118,12 +118,14 @@ class Case:
         return Folded("Solution", text, plain_text=text)
 
 
-HINT = """1. Does it stand still at all? Compare the two looks: calls and logs.
-2. Are all ranks there? If not, which one is missing, and did it ever begin?
-3. Where does each rank stand? The one that does something else than the rest strayed first, whoever is blamed.
-4. All on the same line? Then count calls: Flight Recorder says who has one more or one fewer, and what sizes they had.
-5. Errors in the log: which rank says what is wrong in *its own* work? "Connection closed by peer" is a consequence.
-6. Follow the stray rank back to the `if`, `for`, `try` or file that only it took."""
+HINT = """1. Has it failed? Which rank names a fault in *its own* work? "Connection closed by peer" is a consequence.
+2. If not: does it stand still at all? Compare the two looks: calls and logs.
+3. Are all ranks there? If not, which one is missing, and did it ever start?
+4. Is there an error in a log, after which that rank went on?
+5. Do ranks wait for each other: in different groups, in `new_group`, each in `send`?
+6. Does one rank stand on a line of its own? It strayed, whoever is blamed.
+7. All on the same line? Then count calls: Flight Recorder says who has one more or one fewer, and what sizes they had.
+8. Follow the stray rank back to the `if`, `for`, `try` or missing gradient that sent only this rank there."""
 
 
 @dataclass
@@ -207,7 +209,7 @@ def is_given(answer: object) -> bool:
 
 case_1 = Case(
     "case_1",
-    "one_batch_fewer",
+    "train_on_files",
     3,
     "one rank has fewer batches",
     (2,),
@@ -236,7 +238,7 @@ repair_1 = Repair(
 
 case_2 = Case(
     "case_2",
-    "rank_zero_evaluates",
+    "train_and_evaluate",
     3,
     "a collective on rank 0 only",
     (0,),
@@ -267,39 +269,40 @@ repair_2 = Repair(
 
 case_3 = Case(
     "case_3",
-    "unused_parameter",
+    "two_experts",
     3,
     "a parameter that one rank does not use",
     (1,),
-    (17,),
-    "Rank 1 has no gradient for expert 0, and left its two sums out. The sums of expert 1 met those of expert 0, which "
-    "have the same sizes, so nothing was said until rank 1 had nothing left to sum.",
+    (16, 12),
+    "Rank 1 computed only expert 1, so no gradient of expert 0 ever came, and its two sums were not called. The sums "
+    "of the shared layer met those of expert 0, which have the same sizes: nobody noticed until rank 1 had none left.",
     {
-        ("line", 13): "a router may choose. Which line lets that choice decide about a collective?",
-        ("line", 18): "that is where the others wait. What decides whether a rank comes there?",
-        ("rank", frozenset((0, 2))): "they do what the line says, for all parameters. Who did it less often?",
-        ("cause", "a branch on the rank's own value"): "it is a branch, and on what? There is a name for this one.",
+        ("line", 14): "a router may choose. Which line leaves out of the model what was not chosen?",
+        ("line", 20): "that is where rank 1 waits. Which line let it get there with two sums fewer?",
+        ("rank", frozenset((0, 2))): "they sum the gradients of all parameters. Who did it less often?",
+        ("cause", "a branch on the rank's own value"): "no `if` decides about a sum here: backward does.",
+        ("cause", "one rank has fewer batches"): "each has one batch. What does backward come to on each rank?",
     },
 )
 repair_3 = Repair(
     "repair_3",
     case_3,
     {
-        17: "    if parameter.grad is None:\n        parameter.grad = torch.zeros_like(parameter)",
-        18: "    dist.all_reduce(parameter.grad)",
+        16: "outputs = [expert(x) * (number in chosen) for number, expert in enumerate(experts)]\n"
+        "sum(outputs).square().mean().backward()"
     },
     {0: r"norm 2\.503", 1: r"norm 2\.503"},
-    "Every rank must sum every parameter: what is the gradient of a parameter that was not used?",
+    "Backward must come to every parameter on every rank: what is the output of an expert times zero?",
 )
 
 case_4 = Case(
     "case_4",
-    "short_timeout",
+    "prepare",
     3,
     "a time-out shorter than one rank's work",
     (0,),
     (9,),
-    "Rank 0 needs five seconds, and the others were told to wait two. The rank that fails is not the one to blame.",
+    "Rank 0 needs ten seconds, and the others were told to wait three. The rank that fails is not the one to blame.",
     {
         ("rank", 1): "it only waited, as it was told. What was it waiting for?",
         ("rank", 2): "it only waited, as it was told. What was it waiting for?",
@@ -319,28 +322,33 @@ repair_4 = Repair(
 
 case_5 = Case(
     "case_5",
-    "two_orders",
-    4,
-    "groups used in different orders",
-    (None, 0, 1, 2, 3, frozenset((0, 1, 2, 3)), frozenset((0, 3)), frozenset((1, 2))),
-    (13, 14, 15, 16, 17, 18),
-    "0 waits for 1 in their row, 1 for 3 in their column, 3 for 2, and 2 for 0: a circle. Each order alone is fine.",
+    "train_from_disk",
+    3,
+    "slow, not stuck",
+    (1,),
+    (15, 14, 20),
+    "The looks differ: calls are added. Rank 1 needs more than a second for each batch, and all others wait for it.",
+    {
+        ("rank", frozenset((0, 2))): "they wait. For whom?",
+        ("line", 21): "that is where the others wait. What is the last one doing?",
+        ("cause", "one rank has fewer batches"): "it ended by itself, and all made six steps.",
+    },
 )
 repair_5 = Repair(
     "repair_5",
     case_5,
     {
-        13: "dist.all_reduce(x, group=row)",
-        14: "dist.all_reduce(x, group=column)",
-        **dict.fromkeys(range(15, 19), ""),
+        19: "from concurrent.futures import ThreadPoolExecutor\n"
+        "for batch in ThreadPoolExecutor(6).map(read, range(1, 7)):  # ahead of need",
+        20: "    gradient = weight - batch",
     },
-    {0: "sum 4", 3: "sum 4"},
-    "All ranks must use their groups in one order: rows first, say.",
+    {0: r"weight 3\.94", 1: r"weight 3\.94"},
+    "Nothing has to be killed. Read ahead of need, in a thread, so that batches are there when they are wanted.",
 )
 
 case_6 = Case(
     "case_6",
-    "own_decision",
+    "train_on_records",
     3,
     "a branch on the rank's own value",
     (2,),
@@ -351,7 +359,10 @@ case_6 = Case(
         ("line", 13): "records do break. Which line lets that decide whether a rank takes part in a sum?",
         ("line", 18): "that is where the others wait. What decides whether a rank comes there?",
         ("cause", "one rank has fewer batches"): "all have five. What does the log of one rank say?",
-        ("cause", "an exception that one rank swallows"): "nothing was raised: read which statement skipped the step.",
+        (
+            "cause",
+            "one rank catches an exception, and goes on",
+        ): "nothing was raised. Which statement skipped the step?",
     },
 )
 repair_6 = Repair(
@@ -368,12 +379,13 @@ repair_6 = Repair(
 
 case_7 = Case(
     "case_7",
-    "other_shapes",
+    "scores",
     4,
     "shapes that differ",
     (3,),
     (10, 11),
-    "10 samples in four chunks are 3, 3, 3 and 1. Each rank made room for four tensors of its own size.",
+    "10 samples in four chunks are 3, 3, 3 and 1. Each rank made room for four tensors of its own size. gloo sends a "
+    "tensor in two halves: of 12 bytes come 6, and rank 3 has room for half of 4.",
     {
         ("rank", 0): "its connection was closed. By whom? That is a consequence.",
         ("rank", 2): "its connection was closed. By whom? That is a consequence.",
@@ -396,12 +408,13 @@ repair_7 = Repair(
 
 case_8 = Case(
     "case_8",
-    "swallowed",
+    "train_on",
     3,
-    "an exception that one rank swallows",
+    "one rank catches an exception, and goes on",
     (1,),
     (23, 21, 22, 24),
-    "Rank 1 failed before its sum in step 2, said so, and went on. It has been one call short ever since.",
+    "In step 2, rank 1 raised before it called all_reduce. Line 23 caught that, and rank 1 went on to step 3: since "
+    "then it has made one call fewer than the others, and nobody noticed until it had no step left.",
     {
         ("line", 19): "batches do break. Which line lets a rank go on as if it had taken part?",
         ("line", 12): "that is where it was raised. Which line hid it?",
@@ -422,12 +435,13 @@ repair_8 = Repair(
 
 case_9 = Case(
     "case_9",
-    "members_only",
+    "evaluate_and_save",
     3,
     "new_group called by its members only",
     (2,),
     (12, 13),
-    "Ranks count groups to name them. Rank 2 skipped the first, so what it calls group 1 is group 2 for the others.",
+    "Each rank counts groups to name them, and members meet under that name. Rank 2 skipped the first group, so what "
+    "it calls group 1 is group 2 for the others, and they never meet.",
     {
         (
             "rank",
@@ -435,7 +449,7 @@ case_9 = Case(
         ): "Flight Recorder misses them in a group that only one rank believes in. Whose count is off?",
         ("rank", 0): "it stands in new_group, where all should be. Which rank is elsewhere?",
         ("line", 17): "all call this one. Which group did one rank not make before?",
-        ("line", 18): "that is where one rank waits, in a group that no other has. Why has no other?",
+        ("line", 18): "that is where one rank may wait, in a group that no other has. Why has no other?",
     },
 )
 repair_9 = Repair(
@@ -448,13 +462,13 @@ repair_9 = Repair(
 
 case_10 = Case(
     "case_10",
-    "both_send",
+    "borders",
     2,
     "both ranks send first",
     (None, 0, 1, frozenset((0, 1))),
     (12,),
-    "A send ends when the other side receives, and each would receive only after its own send. Small messages may "
-    "slip through with some backends: do not count on it.",
+    "A send returns when the other side receives, and each would receive only after its own send. Some libraries put "
+    "small messages aside, so that a send returns at once: do not count on it.",
     {
         ("line", 13): "no rank has come that far.",
     },
@@ -469,41 +483,37 @@ repair_10 = Repair(
 
 case_11 = Case(
     "case_11",
-    "slow",
-    3,
-    "slow, not stuck",
-    (1,),
-    (15, 14, 20),
-    "The looks differ: calls are added. Rank 1 needs more than a second for each batch, and all others wait for it.",
-    {
-        ("rank", frozenset((0, 2))): "they wait. For whom?",
-        ("line", 21): "that is where the others wait. What is the last one doing?",
-        ("cause", "one rank has fewer batches"): "it ended by itself, and all made six steps.",
-    },
+    "grid",
+    4,
+    "groups used in different orders",
+    (None, 0, 1, 2, 3, frozenset((0, 1, 2, 3)), frozenset((0, 3)), frozenset((1, 2))),
+    (13, 14, 15, 16, 17, 18),
+    "0 waits for 1 in their row, 1 for 3 in their column, 3 for 2, and 2 for 0: a circle. Each order alone is fine.",
 )
 repair_11 = Repair(
     "repair_11",
     case_11,
     {
-        19: "from concurrent.futures import ThreadPoolExecutor\n"
-        "for batch in ThreadPoolExecutor(6).map(read, range(1, 7)):  # ahead of need",
-        20: "    gradient = weight - batch",
+        13: "dist.all_reduce(x, group=row)",
+        14: "dist.all_reduce(x, group=column)",
+        **dict.fromkeys(range(15, 19), ""),
     },
-    {0: r"weight 3\.94", 1: r"weight 3\.94"},
-    "Nothing has to be killed. Read ahead of need, in a thread, so that batches are there when they are wanted.",
+    {0: "sum 4", 3: "sum 4"},
+    "All ranks must use their groups in one order: rows first, say.",
 )
 
 case_12 = Case(
     "case_12",
-    "missing_node",
+    "start",
     2,
-    "a node that never came",
+    "a node that never joined",
     (frozenset((2, 3)), 2, 3, None),
     (8, 11),
-    "Two ranks began and four were announced: ranks 2 and 3, of the second node, never did. Nobody here is to blame.",
+    "The script counts on 2 nodes with 2 ranks each, and only those of node 0 have started. Ranks 2 and 3 are nowhere, "
+    "so none of the ranks that you can see is to blame.",
     {
-        ("rank", 0): "it waits for all four. Which never began?",
-        ("rank", frozenset((0, 1))): "they are those that came. Which did not?",
+        ("rank", 0): "it waits for all four. Which of the four never started?",
+        ("rank", frozenset((0, 1))): "they are those that started. Which did not?",
         ("line", 15): "that is where they wait. Which line says for how many?",
     },
 )
@@ -512,7 +522,7 @@ repair_12 = Repair(
     case_12,
     {11: 'world_size = int(os.environ["WORLD_SIZE"])', 12: 'rank = int(os.environ["RANK"])'},
     {0: "2 ranks train", 1: "2 ranks train"},
-    "Believe who really came: torchrun counts the nodes, and sets WORLD_SIZE and RANK.",
+    "Do not work out how many ranks there should be: torchrun knows who has joined, and sets WORLD_SIZE and RANK.",
 )
 
 CASES = [case_1, case_2, case_3, case_4, case_5, case_6, case_7, case_8, case_9, case_10, case_11, case_12]

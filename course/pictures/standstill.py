@@ -6,17 +6,29 @@ from course.pictures.style import IDLE, INK, tint
 from course.table import Table
 
 QUESTIONS = (
-    ("Do two looks differ: a call more, a line more?", "yes", "slow, not stuck: who is awaited?", (11,)),
-    ("Did all ranks begin, and are all still there?", "no", "a node never came, or a rank died", (12,)),
-    ("Does a log have an error of the rank's own?", "yes", "swallowed, shapes differ, time-out too short", (8, 7, 4)),
+    ("Has a rank failed? Read the logs of all of them.", "yes", "shapes that differ, a time-out too short", (7, 4)),
+    ("Do two looks differ: a call more, a line more?", "yes", "slow, not stuck: who is awaited?", (5,)),
+    ("Have all ranks started, and do they still run?", "no", "a node never joined, or a rank died", (12,)),
+    ("Is there an error after which a rank went on?", "yes", "an exception that was caught", (8,)),
+    ("Do ranks wait in different groups, new_group, send?", "yes", "two orders, members only, both send", (11, 9, 10)),
     ("Does one rank stand on a line of its own?", "yes", "it strayed: batches, own value, gradient", (1, 6, 3)),
-    ("Do ranks wait for each other: groups, sends?", "yes", "a circle: orders, both send, new_group", (5, 10, 9)),
-    ("All on one line: who has a call more or fewer?", "count", "a collective that only some ranks call", (2,)),
+    ("All on one line: has one made a call more?", "yes", "a collective that only some ranks call", (2,)),
+    ("Have all made the same calls?", "yes", "the network or a machine: NCCL_DEBUG, RAS", ()),
 )
 """What to ask, the answer that ends the search, what it means, and the cases of notebook 17 where it is so."""
 ROW, HEIGHT, TOP = 62.0, 42.0, 62.0
 ASKED, FOUND = 400.0, 420.0  # widths of the two columns
 CAUSE = "#009E73"
+
+
+def with_cases(cases: tuple[int, ...]) -> str:
+    """Return the numbers of some cases, in parentheses.
+
+    >>> with_cases((7, 4)), with_cases((2,)), with_cases(())
+    (' (cases 7, 4)', ' (case 2)', '')
+    """
+    numbers = ", ".join(map(str, cases))
+    return f" ({'case' if len(cases) == 1 else 'cases'} {numbers})" if cases else ""
 
 
 def draw_questions() -> Scene:
@@ -26,7 +38,7 @@ def draw_questions() -> Scene:
     for number, (question, answer, meaning, cases) in enumerate(QUESTIONS):
         y = TOP + number * ROW
         middle = y + HEIGHT / 2
-        says = f"{meaning} ({'case' if len(cases) == 1 else 'cases'} {', '.join(map(str, cases))})"
+        says = meaning + with_cases(cases)
         marks.append(box(f"asked{number}", 0, y, ASKED, HEIGHT, IDLE, question, fact=question))
         marks.append(arrow(f"to{number}", [(ASKED, middle), (left, middle)], INK))
         marks.append(label(f"answer{number}", (ASKED + left) / 2 - 4, middle - 12, answer, anchor="middle"))
@@ -37,11 +49,11 @@ def draw_questions() -> Scene:
         ("ask", "if", "then", "cases"),
         [(question, answer, meaning, ", ".join(map(str, cases))) for question, answer, meaning, cases in QUESTIONS],
     )
-    says = "Six questions, from whether it stands still at all to who made a call more"
+    says = "Eight questions, from whether the job has failed to whether all made the same calls"
     return titled(
         "From nothing moves to a cause",
         says,
         marks,
         table,
-        below="Nothing moves. Ask, from the top; the case numbers are those of notebook 17",
+        below="Nothing moves. Ask from the top, and stop at the first answer that leads to the right",
     )

@@ -40,7 +40,7 @@ ranks_with_an_error = Number(
 
 whose_log_has_the_error = Choice(
     "17.whose_log_has_the_error",
-    "Rank 0 prepares data for 5 seconds, and the others wait, for at most 2. In whose log is the error?",
+    "Rank 0 prepares data for 10 seconds, and the others wait, for at most 3. In whose log is the error?",
     {
         "0": "In that of rank 0",
         "others": "In those of ranks 1 and 2, or of one of them",
@@ -48,6 +48,6 @@ whose_log_has_the_error = Choice(
     },
     {
         "0": "Rank 0 does its work, and does not know that anybody waits.",
-        "none": "After 2 seconds they wait no longer.",
+        "none": "After 3 seconds they wait no longer.",
     },
 )

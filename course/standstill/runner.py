@@ -1,26 +1,27 @@
 """Runs a script on ranks under torchrun, and looks at it every two seconds.
 
 A job stands still if two looks, one after the other, show the same: the same lines, the same number of collectives, and
-no new word in any log. Whatever happens, no process and no file is left.
+no new word in any log. A look counts only if every rank that still runs has answered: on a busy machine that takes a
+while, and silence says nothing. Whatever happens, no process and no file is left.
 """
 
+import itertools
 import os
 import pickle
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 WATCHED = Path(__file__).with_name("watched.py")
 PATIENCE = 2.0  # seconds from when all ranks have begun to the first look, and from look to look
-START = 60.0  # seconds that ranks may take to begin: importing torch takes long where many processes share a core
-LONGEST = 90.0  # seconds that a job may take which is slow, and does not stand still
+ANSWER = 20.0  # seconds that ranks may take to answer
+LONGEST = 180.0  # seconds that ranks may take to begin, and then a job that is slow, and does not stand still
 SORTED = """
 import os
 from torch.distributed.flight_recorder.components.types import MatchInfo
@@ -35,18 +36,22 @@ main()
 ENDS = {
     "ended": "It ended by itself.",
     "failed": "It failed: at least one rank ended with an error.",
-    "stuck": "It stood still: two looks, two seconds apart, showed the same. We ended it.",
+    "stuck": "It stood still: two looks, at least two seconds apart, showed the same. We ended it.",
 }
 OURS = re.compile(r'^(\[rank\d+\]: )?  File "[^"]*(watched\.py"|<frozen runpy>").*\n(\1    .*\n)*', re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Look:
-    """What one look at a job shows, by rank: its stack, how many calls Flight Recorder has noted, letters printed."""
+    """What one look at a job shows, by rank: its stack, how many calls Flight Recorder has noted, letters printed.
+
+    A rank that has ended has no stack and no calls.
+    """
 
     stacks: Mapping[int, str]
     num_calls: Mapping[int, int]
     num_printed: Mapping[int, int]
+    traces: Path = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -69,61 +74,73 @@ class Job:
             lines += [f"rank {rank} | {line}" for line in log.splitlines()] or [f"rank {rank} |"]
         return "\n".join(lines)
 
-    def where(self) -> str:
-        """Return, for each rank, the lines of the script that it was in at the last look, the innermost first.
+    def evidence(self) -> str:
+        """Return all that there is to read: the logs, where ranks stand, how many calls they made, and the analysis."""
+        calls = [list(look.num_calls.values()) for look in self.looks[-2:]]
+        parts = (str(self), self.where(), f"calls by rank, at the last two looks: {calls}", self.analysis.strip())
+        return "\n\n".join(filter(None, parts))
 
-        A job that ends while somebody looks shows no stack any more: the look before counts.
-        """
+    def where(self) -> str:
+        """Return, for each rank, the lines of the script that it was in at the last look, the innermost first."""
         lines = []
-        full = [look.stacks for look in self.looks if any(look.stacks.values())]
-        for rank, stack in full[-1].items() if full else ():
+        for rank in self.logs if self.looks else ():
+            stack = self.looks[-1].stacks.get(rank, "")
             frames = re.findall(r'File "(.*)", line (\d+) in (.*)', stack)
             own = [f"{name}:{line} in {function}" for name, line, function in frames if "/" not in name]
             called = [function for name, _, function in frames if name.endswith("distributed_c10d.py")]
-            lines.append(f"rank {rank}  {', '.join(own)}{': ' + called[-1] if called else ''}")
+            lines.append(f"rank {rank}  {', '.join(own) or 'has ended'}{': ' + called[-1] if called else ''}")
         return "\n".join(lines)
 
 
 def run(name: str, source: str, num_ranks: int, detail: bool = False) -> Job:
     """Run the ``source`` of a script on ``num_ranks`` ranks.
 
-    With ``detail`` PyTorch compares what ranks call, and waits two seconds for each, not half an hour.
+    With ``detail`` PyTorch compares what ranks call, and waits ten seconds for each, not half an hour.
     """
-    folder = Path(tempfile.mkdtemp(prefix="standstill_"))
-    script = folder / f"{name}.py"
-    script.write_text(source)
+    with tempfile.TemporaryDirectory(prefix="standstill_") as name_of_folder:
+        folder = Path(name_of_folder)
+        script = folder / f"{name}.py"
+        script.write_text(source)
+        start = time.monotonic()
+        process = _start(script, num_ranks, detail)
+        try:
+            status, looks = _watch(process, folder, num_ranks)
+            seconds = time.monotonic() - start
+            printed = (folder / "torchrun").read_text()
+            logs = {rank: _tidy(_log(folder, rank), folder) for rank in range(num_ranks)}
+        finally:
+            _end(process, folder)
+        analysis = _tidy(_analysis(looks[-1].traces), folder) if looks else ""
+    return Job(status, seconds, logs, printed, looks, analysis)
+
+
+def _start(script: Path, num_ranks: int, detail: bool) -> subprocess.Popen:
+    folder = script.parent
     options = ["--standalone", "--nproc-per-node", num_ranks, "--redirects", 3, "--log-dir", folder / "logs"]
     command = [sys.executable, "-m", "torch.distributed.run", *options, WATCHED, folder, script]
     variables = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "1"}
     if detail:
-        variables |= {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "STANDSTILL_TIMEOUT": "2"}
-    start = time.monotonic()
+        variables |= {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "STANDSTILL_TIMEOUT": "10"}
     with (folder / "torchrun").open("w") as said:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             list(map(str, command)), stdout=said, stderr=said, env=os.environ | variables, start_new_session=True
         )
-    try:
-        status, looks = _watch(process, folder, num_ranks)
-        seconds = time.monotonic() - start
-        printed = (folder / "torchrun").read_text()
-        logs = {rank: _tidy(_log(folder, rank), folder) for rank in range(num_ranks)}
-    finally:
-        _end(process, folder)
-    traces = [folder / f"traces_{number}" for number in range(1, len(looks) + 1)]
-    full = [path for path in traces if len(list(path.iterdir())) == num_ranks]  # a job that ends may not dump any more
-    analysis = _tidy(_analysis(full[-1]), folder) if full else ""
-    shutil.rmtree(folder)
-    return Job(status, seconds, logs, printed, looks, analysis)
 
 
 def _watch(process: subprocess.Popen, folder: Path, num_ranks: int) -> tuple[str, tuple[Look, ...]]:
     began = [folder / f"pid_{rank}" for rank in range(num_ranks)]
-    _wait(process, START, lambda: all(path.exists() for path in began))
+    _wait(process, LONGEST, lambda: all(path.exists() for path in began))
     looks: list[Look] = []
     end = time.monotonic() + LONGEST
-    while not _wait(process, PATIENCE):
-        looks.append(_look(folder, num_ranks, len(looks) + 1))
-        stands_still = len(looks) > 1 and looks[-1] == looks[-2]
+    pause = PATIENCE
+    for number in itertools.count(1):
+        if _wait(process, pause):
+            break
+        start = time.monotonic()
+        look = _look(folder, number)
+        pause = max(PATIENCE, 2 * (time.monotonic() - start))  # where answers take long, so does a step
+        looks += [look] if look else []
+        stands_still = look and looks[-1:] == looks[-2:-1]
         if process.poll() is None and (stands_still or time.monotonic() > end):
             return "stuck", tuple(looks)
     return "failed" if process.returncode else "ended", tuple(looks)
@@ -137,19 +154,28 @@ def _wait(process: subprocess.Popen, seconds: float, is_there: Callable[[], bool
     return process.poll() is not None
 
 
-def _look(folder: Path, num_ranks: int, number: int) -> Look:
-    files = {rank: folder / f"stack_{rank}" for rank in range(num_ranks)}
+def _look(folder: Path, number: int) -> Look | None:
+    """Return what all ranks that run answer, or None if one of them ends or says nothing."""
+    ranks = {rank: pid for rank, pid in _pids(folder).items() if _runs(pid)}
+    files = {rank: folder / f"stack_{rank}" for rank in ranks}
     before = {rank: path.stat().st_size for rank, path in files.items()}
-    for pid in _pids(folder):
+    for pid in ranks.values():
         _send(pid, signal.SIGUSR1)
     traces = folder / f"traces_{number}"
     traces.mkdir()
-    end = time.monotonic() + PATIENCE
-    while len(list(traces.iterdir())) < num_ranks and time.monotonic() < end:
+
+    def has_answered(rank: int) -> bool:
+        """The outermost frame comes last; a rank that is just ending has none."""
+        return (traces / f"rank_{rank}").exists() and "watched.py" in files[rank].read_text()[before[rank] :]
+
+    end = time.monotonic() + ANSWER
+    while not all(map(has_answered, ranks)):
+        if time.monotonic() > end or not all(map(_runs, ranks.values())):
+            return None
         time.sleep(0.05)
     stacks = {rank: _tidy(path.read_text()[before[rank] :], folder) for rank, path in files.items()}
-    calls = {int(path.name.removeprefix("rank_")): _num_calls(path) for path in sorted(traces.iterdir())}
-    return Look(stacks, calls, {rank: len(_log(folder, rank)) for rank in files})
+    calls = {rank: _num_calls(traces / f"rank_{rank}") for rank in ranks}
+    return Look(stacks, calls, {rank: len(_log(folder, rank)) for rank in _pids(folder)}, traces)
 
 
 def _num_calls(trace: Path) -> int:
@@ -174,8 +200,14 @@ def _tidy(text: str, folder: Path) -> str:
     return re.sub(r"[^\s\"]*/site-packages/", "", text)
 
 
-def _pids(folder: Path) -> Iterator[int]:
-    return (int(text) for path in folder.glob("pid_*") if (text := path.read_text()))
+def _pids(folder: Path) -> dict[int, int]:
+    """Return the PIDs of all ranks that have begun, by rank."""
+    said = {int(path.name.removeprefix("pid_")): path.read_text() for path in sorted(folder.glob("pid_*"))}
+    return {rank: int(text) for rank, text in said.items() if text}
+
+
+def _runs(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
 
 
 def _send(pid: int, number: int) -> None:
@@ -188,5 +220,5 @@ def _send(pid: int, number: int) -> None:
 def _end(process: subprocess.Popen, folder: Path) -> None:
     process.kill()  # first, or it would report the ranks that we end
     process.wait()
-    for pid in _pids(folder):
+    for pid in _pids(folder).values():
         _send(pid, signal.SIGKILL)

@@ -20,6 +20,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _dump_fr_trace  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -45,6 +46,8 @@ def record(folder: Path, rank: str) -> None:
 def main(folder: Path, script: str) -> None:
     """Get the instruments ready, then run the script as if it had been started itself."""
     rank = os.environ["RANK"]
+    # A dump asks torch for the frames of compiled code, which would first import 800 modules, for seconds
+    vars(torch)["_inductor"] = None
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # what holds again when Python ends, after faulthandler
     stack = (folder / f"stack_{rank}").open("w")
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)

@@ -8,14 +8,12 @@ rank = dist.get_rank()
 torch.manual_seed(0)
 shared = torch.nn.Linear(4, 4)
 experts = torch.nn.ModuleList([torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)])
-parameters = [*shared.parameters(), *experts.parameters()]
+for parameter in [*shared.parameters(), *experts.parameters()]:
+    parameter.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad))  # as soon as it is there
 
 chosen = [0, 1] if rank != 1 else [1]  # what a router would say
 x = shared(torch.ones(2, 4))
 sum(experts[number](x) for number in chosen).square().mean().backward()
-for parameter in parameters:
-    if parameter.grad is not None:
-        dist.all_reduce(parameter.grad)
 
 print("gradients are summed")
 norms = [torch.empty(1) for _ in range(dist.get_world_size())]

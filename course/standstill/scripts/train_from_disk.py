@@ -1,4 +1,4 @@
-"""Train on data that one rank reads from a slow disk."""
+"""Train on data that is read from a disk."""
 
 import time
 
@@ -12,7 +12,7 @@ weight = torch.zeros(4)
 
 def read(step):
     if rank == 1:
-        time.sleep(1.2)
+        time.sleep(1.2)  # its disk is busy
     return torch.full((4,), float(step))
 
 

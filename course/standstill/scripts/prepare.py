@@ -6,14 +6,14 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-dist.init_process_group("gloo", timeout=timedelta(seconds=2))
+dist.init_process_group("gloo", timeout=timedelta(seconds=3))
 rank = dist.get_rank()
 
 
 def prepare():
-    for part in range(5):
+    for part in range(10):
         time.sleep(1)  # tokenize a file
-        print(f"part {part + 1} of 5 is ready")
+        print(f"part {part + 1} of 10 is ready")
 
 
 if rank == 0:
