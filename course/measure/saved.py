@@ -1,5 +1,7 @@
 """Counts the bytes that are kept for backward: by autograd, or by anybody."""
 
+import gc
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -63,7 +65,9 @@ class Made(TorchDispatchMode):
             self._bytes[StorageWeakRef(memory)] = memory.nbytes()
 
     def held_bytes(self) -> int:
-        """Return how many bytes exist now; each piece of memory counts once."""
+        """Return how many bytes exist now, or a moment later; each piece of memory counts once."""
+        gc.collect()  # what only a cycle of Python objects still holds is on its way out
+        time.sleep(0.2)  # and so is what a thread of gloo has just added up
         return sum(nbytes for memory, nbytes in self._bytes.items() if not memory.expired())
 
 
