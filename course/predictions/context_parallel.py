@@ -112,3 +112,18 @@ gradient_bytes = Number(
         16: "Neither the tokens nor the sequences of a rank change how large a gradient is.",
     },
 )
+
+positions_used = Choice(
+    "13.positions_used",
+    "32 tokens on 4 ranks. `tokens` is a buffer of `context_parallel`, the table of positions is not. Rank 1 has the "
+    "tokens 4 to 7 and 24 to 27. Which positions does `table[: tokens.numel()]` give them?",
+    {
+        "[4, 5, 6, 7, 24, 25, 26, 27]": "4 to 7 and 24 to 27",
+        "[8, 9, 10, 11, 12, 13, 14, 15]": "8 to 15",
+        "[0, 1, 2, 3, 4, 5, 6, 7]": "0 to 7",
+    },
+    {
+        "[4, 5, 6, 7, 24, 25, 26, 27]": "So it would be if the table had been cut, too.",
+        "[8, 9, 10, 11, 12, 13, 14, 15]": "Nothing shifts the table: rank 1 takes its first rows, as all ranks do.",
+    },
+)

@@ -59,3 +59,18 @@ pays_more = Choice(
         "product with [3h, h]. Count the same for the MLP.",
     },
 )
+
+kept_all_reduces = Choice(
+    "11.kept_all_reduces",
+    "The policy also keeps what all-reduces return, so that backward need not send them again. What happens?",
+    {
+        "unseen": "Nothing changes: a policy is not asked about messages",
+        "right": "One all-reduce fewer, and the same gradients",
+        "wrong": "One all-reduce fewer, and wrong gradients",
+    },
+    {
+        "unseen": "An all-reduce is an operation like all others. The policy hears of it.",
+        "right": "`dist.all_reduce(x)` changes x. In recomputation the call is left out, and the kept sum is handed "
+        "back instead. Who takes it?",
+    },
+)

@@ -72,3 +72,18 @@ near_float32 = Choice(
         "[]": "Forward and backward are rounded in both runs. But does such an error always point the same way?",
     },
 )
+
+counted_heads = Choice(
+    "10.counted_heads",
+    "Attention divides its queries by `unflatten(-1, (4, -1))`: 4 heads, of whatever size is left. On one GPU that is "
+    "right. What happens to the first loss with t = 2, where a rank has half of the numbers?",
+    {
+        "error": "There is none: an error says that 32 numbers are not 4 heads of 16",
+        "same": "It is the same",
+        "different": "It is different, and nothing is raised",
+    },
+    {
+        "error": "Nothing here says 16. The size is what is left.",
+        "same": "Which numbers does a softmax now compare, and by how many is a head divided?",
+    },
+)

@@ -106,3 +106,19 @@ largest_t = Choice(
         "32": "3/2 · F · W/C is 19.6: with t = 32 the messages take longer than the products.",
     },
 )
+
+message_events = Choice(
+    "12.message_events",
+    "4 ranks, 1F1B, 8 micro-batches: a rank waits for a quarter of the step. Its messages are small, and are posted "
+    "ahead. What do the events of all its messages add up to?",
+    {
+        "0.2": "Less than a fifth of the step: they are small",
+        "0.5": "About the quarter for which it waits",
+        "inf": "More than half of the step",
+    },
+    {
+        "0.2": "An event lasts as long as the message is under way. When does that begin, for a receive that is posted "
+        "ahead?",
+        "0.5": "That would be so if a message were posted when its data is there, and nothing were computed meanwhile.",
+    },
+)

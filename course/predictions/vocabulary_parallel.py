@@ -70,3 +70,18 @@ flops_in_chunks = Number(
     },
     tolerance=0.02,
 )
+
+still_tied = Choice(
+    "09.still_tied",
+    "The embedding and the output layer share one weight. Then `parallelize_module` cuts both, by rows of the weight. "
+    "What becomes of the tie?",
+    {
+        "tied": "It holds: both layers share one DTensor",
+        "apart": "It is gone: two weights, which differ after the first step",
+        "error": "An error says that the weight is cut already",
+    },
+    {
+        "tied": "`parallelize_module` replaces the parameters of one layer after the other. By what?",
+        "error": "Each layer gets a parameter of its own, and nobody looks whether two were the same.",
+    },
+)
