@@ -186,8 +186,8 @@ def _and(values: Sequence) -> str:
 def _tensor(value) -> torch.Tensor | None:
     """Return nested lists of numbers as a tensor; None if they are not of one shape.
 
-    >>> _tensor([[], [1, 2]]), _tensor([[1, 2], []])
-    (None, None)
+    >>> _tensor([[], [1, 2]]), _tensor([[1, 2], []]), _tensor([[1], [[2]]])
+    (None, None, None)
     """
     values = leaves(value)
     if not values or not all(type(each) in (int, float) for each in values) or not _is_rectangular(value):
@@ -196,11 +196,16 @@ def _tensor(value) -> torch.Tensor | None:
 
 
 def _is_rectangular(value) -> bool:
-    """Whether all lists of one level are equally long; torch lets an empty first one stand for all."""
+    """Whether all lists of one level are equally long and deep; torch lets an empty first one stand for all."""
     lists = [each for each in value if isinstance(each, list)] if isinstance(value, list) else []
     if not lists:
         return True
-    return len(lists) == len(value) and len(set(map(len, lists))) == 1 and all(map(_is_rectangular, lists))
+    is_even = len(lists) == len(value) and len(set(map(len, lists))) == 1 and len(set(map(_depth, lists))) == 1
+    return is_even and all(map(_is_rectangular, lists))
+
+
+def _depth(value) -> int:
+    return 1 + max(map(_depth, value), default=0) if isinstance(value, list) else 0
 
 
 def _tensors(pairs: Pairs) -> list[tuple[torch.Tensor, torch.Tensor]] | None:

@@ -47,6 +47,7 @@ SIZES = {
     "unit_backward": "grad: rows out, x: rows in, shard: shard",
     "accumulate": "micro_batches: m rows in",
     "norm_of_shards": "gradients: num size, is_cut: num",
+    "fully_shard_loop": "batches: steps rows in",
     "next_word": "logits: rows words",
     "average_gradient": "weight: in, micro_batches: m rows in",
     "row_forward": "x: tokens in/t, weight: out in/t, bias: out",
