@@ -203,7 +203,9 @@ fully_shard_loop.mistakes_of(
     "`fully_shard`, which cuts each parameter along its dim 0."
 )
 def with_labkit(model, batches, lr):
-    sharded = FullyShardedDataParallel(model, dist.group.WORLD, units=model.layers)
+    world = dist.group.WORLD
+    assert world is not None
+    sharded = FullyShardedDataParallel(model, world, units=model.layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     for x in batches:
         sharded(x).square().mean().backward()

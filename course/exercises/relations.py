@@ -204,10 +204,6 @@ def _is_rectangular(value) -> bool:
     return is_even and all(map(_is_rectangular, lists))
 
 
-def _depth(value) -> int:
-    return 1 + max(map(_depth, value), default=0) if isinstance(value, list) else 0
-
-
 def _tensors(pairs: Pairs) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
     """Return all pairs as finite tensors, or None."""
     found = [(_tensor(got), _tensor(right)) for got, right in pairs]
