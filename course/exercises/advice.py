@@ -16,6 +16,19 @@ NONE = (
 ERRORS = {
     "set_requires_gradient_sync|set_is_last_backward": "PyTorch's `fully_shard` has this, and labkit's class does not: "
     "its backwards send nothing inside `with model.no_sync():`.",
+    "has no attribute '(to_local|full_tensor)'": "Only a DTensor has that: `fully_shard` was not called on the module "
+    "that this parameter belongs to. What lies outside of the layers belongs to the root, so call it on the model, "
+    "too.",
+    "Invariant encountered": "`fully_shard` was called on the model before its layers, so the model's unit has their "
+    "parameters already. Go from the inside out: each layer first, and the model last.",
+    "do not implement forward": "A list of layers has no forward of its own: call `fully_shard` on each layer in it.",
+    "sharding strategy registered": "A collective got a DTensor. `fully_shard` has averaged its gradients already; "
+    "what this rank has of a DTensor is `to_local()`.",
+    "tensor subclasses, got DTensor": "A DTensor was returned: return what this rank has of it, `to_local()`.",
+    "mixed torch.Tensor and DTensor": "An ordinary tensor met a DTensor. A model's own forward gathers its weights: "
+    "call the model itself, not its parts. Elsewhere, `to_local()` is what this rank has, and `full_tensor()`, on all "
+    "ranks, the whole.",
+    "be applied to a module once": "`fully_shard` was called twice on one module: once is enough.",
     "implicitly created only for scalar": "backward() starts from one number: take the mean or the sum of yours first.",
     "NoneType": "None comes from a function that does not end with `return`, and from dist.all_reduce, which works in "
     "place. It is also the `.grad` of a tensor that backward did not reach, or that was computed from others.",

@@ -102,3 +102,15 @@ next_step = Number(
         20: "There is no checkpoint of step 20 yet.",
     },
 )
+
+only_the_model = Choice(
+    "14.only_the_model",
+    "`fully_shard` is called on the model alone, of four layers, on four ranks. How much of weights and gradients does "
+    "a rank hold at most, in one step?",
+    {"less": "Less than with DDP", "equal": "As much as with DDP", "more": "More than with DDP"},
+    {
+        "less": "The model is one unit. How much of a unit is gathered for forward, and when is its gradient sent?",
+        "equal": "All weights and all gradients are whole before the first reduce-scatter. And what else does a rank "
+        "keep?",
+    },
+)
