@@ -55,6 +55,7 @@ SIZES = {
     "norm": "gradients: num size, kinds: num",
     "tied": "gradient: rows columns, num_stages: t",
     "vocab_cross_entropy": "logits: tokens words, target: tokens",
+    "block_plan": "mesh: t",
 }
 """The sizes of each argument that is a tensor or a list, outside in. Sizes of one name are the same by their nature."""
 
