@@ -9,7 +9,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from course.exercises.advice import Evidence, explain, joined, recognise
 from course.exercises.base import Trial, Verdict, _broken, is_blank
 from course.exercises.calling import Raised
-from course.exercises.on_ranks import RankExercise
+from course.exercises.on_ranks import OnRank, RankExercise
 from course.exercises.values import difference, same, told_apart
 
 MISSING = "nothing of this name"
@@ -92,9 +92,18 @@ class ObjectExercise(RankExercise):
     kind: str = field(kw_only=True)
     errors: Mapping[str, str] = field(default_factory=dict, kw_only=True)
 
-    def _answers(self, functions: tuple[Callable, ...], case: tuple, catch: Any = (), is_quiet: bool = False) -> list:
+    def _answers(
+        self, functions: tuple[Callable, ...], case: tuple, catch: Any = (), is_quiet: bool = False
+    ) -> list[OnRank]:
         measured = tuple(Measured(function, self.measure, is_quiet or bool(catch)) for function in functions)
         return super()._answers(measured, case, catch, is_quiet)
+
+    def _reference(self, functions: tuple[Callable, ...], case: tuple) -> list[OnRank]:
+        """Return what the exercise's own functions answer. All of them run at once: to start ranks takes longer."""
+        known = (self.solution_function, *(mistake.function for mistake in self.mistakes))
+        places = [known.index(function) for function in functions]
+        ranks = super()._reference(known, case)
+        return [replace(rank, answers=[rank.answers[place] for place in places]) for rank in ranks]
 
     def _and_on_gpus(self, verdict: Verdict, function: Callable) -> Verdict:
         """Return the verdict as it is: PyTorch's own wrappers send the messages."""
