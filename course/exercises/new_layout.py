@@ -172,14 +172,13 @@ def put(job: Job, states: dict[str, Any]) -> None:
 
 
 def layout_wrongly(
-    trained, fresh, folder, *, saved=lambda trained, fresh: trained, of_saved=states_of, parts=("model", "optimizer"),
-    of_loaded=states_of, loads=True, sets=put, answer=lambda trained, fresh: fresh,
+    trained, fresh, folder, *, of_saved=states_of, parts=("model", "optimizer"), of_loaded=states_of, sets=put,
+    answer=lambda trained, fresh: fresh,
 ):  # fmt: skip
     """Do what `my_new_layout` does, with one thing wrong."""
-    dcp.save(of_saved(saved(trained, fresh)), checkpoint_id=folder)
+    dcp.save(of_saved(trained), checkpoint_id=folder)
     states = of_loaded(fresh)
-    if loads:
-        dcp.load({part: states[part] for part in parts}, checkpoint_id=folder)
+    dcp.load({part: states[part] for part in parts}, checkpoint_id=folder)
     sets(fresh, states)
     return answer(trained, fresh)
 
@@ -201,36 +200,18 @@ def with_new_optimizer(trained: Job, fresh: Job) -> Job:
     return Job(fresh.model, torch.optim.AdamW(fresh.model.parameters()))
 
 
-def with_saved_again(trained, fresh, folder) -> Job:
-    dcp.save(states_of(trained), checkpoint_id=folder)
-    dcp.load(states_of(trained), checkpoint_id=folder)
-    return fresh
-
-
 def clones_of(job: Job) -> dict[str, Any]:
     states = states_of(job)
     copied: Callable = partial(torch.utils._pytree.tree_map_only, torch.Tensor, torch.clone)
     return {part: copied(values) for part, values in states.items()}
 
 
-def without_files(trained, fresh, folder) -> Job:
-    whole_states = StateDictOptions(full_state_dict=True)
-    model, optimizer = get_state_dict(trained.model, trained.optimizer, options=whole_states)
-    set_state_dict(
-        fresh.model, fresh.optimizer, model_state_dict=model, optim_state_dict=optimizer, options=whole_states
-    )
-    return fresh
-
-
 new_layout.mistakes_of(
     layout_wrongly,
     (
-        dict(loads=False, sets=nothing),
-        "The checkpoint was saved, and nobody loaded it: the new job has its own weights.",
-    ),
-    (
         dict(of_loaded=clones_of, sets=nothing),
-        "`dcp.load` has filled a dict, and the job does not know it: `set_state_dict` puts it in.",
+        "The new job still has its own values. Either the checkpoint has them (was `trained` saved?), or `dcp.load` "
+        "has filled a copy, which `set_state_dict` must put into the job.",
     ),
     (
         dict(sets=nothing),
@@ -245,10 +226,6 @@ new_layout.mistakes_of(
     (
         dict(parts=("optimizer",)),
         "Only the optimizer was loaded: the weights are the new job's.",
-    ),
-    (
-        dict(saved=lambda trained, fresh: fresh),
-        "The new job was saved, and then loaded into itself. Save the trained one.",
     ),
     (
         dict(answer=lambda trained, fresh: trained),
@@ -271,10 +248,13 @@ new_layout.mistakes_of(
 
 
 @new_layout.mistake(
-    "The checkpoint was loaded into the trained job, where it came from. Load into the states of `fresh`."
+    "Nothing was loaded into the new job: either nobody calls `dcp.load`, or it fills the states of the trained job, "
+    "where they came from. Load into the states of `fresh`."
 )
 def loaded_where_it_came_from(trained, fresh, folder):
-    return with_saved_again(trained, fresh, folder)
+    dcp.save(states_of(trained), checkpoint_id=folder)
+    dcp.load(states_of(trained), checkpoint_id=folder)
+    return fresh
 
 
 @new_layout.mistake(
@@ -282,4 +262,9 @@ def loaded_where_it_came_from(trained, fresh, folder):
     "allow, and nothing is in the folder. `dcp.save` writes shards, and `dcp.load` reads those that a rank needs."
 )
 def through_memory(trained, fresh, folder):
-    return without_files(trained, fresh, folder)
+    whole_states = StateDictOptions(full_state_dict=True)
+    model, optimizer = get_state_dict(trained.model, trained.optimizer, options=whole_states)
+    set_state_dict(
+        fresh.model, fresh.optimizer, model_state_dict=model, optim_state_dict=optimizer, options=whole_states
+    )
+    return fresh
