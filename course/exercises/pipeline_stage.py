@@ -112,8 +112,8 @@ pipeline_stage = ObjectExercise(
     },
     errors={
         "[Ss]tage index .* out of range": "Stages count from 0, like ranks: the last is num_stages - 1.",
-        "changed size during iteration|mutated during iteration": "The loop is over the very dict from which it deletes. "
-        "Loop over a copy of its names: `for name in list(model.layers):`.",
+        "changed size during iteration|mutated during iteration": "The loop is over the very dict from which it "
+        "deletes. Loop over a copy of its names: `for name in list(model.layers):`.",
         "has no len|no attribute 'append'|slice|unhashable|KeyError|no attribute 'layers'": "`model.layers` is a "
         'ModuleDict, like a dict: its keys are the texts "0", "1", and so on.',
     },
