@@ -140,7 +140,9 @@ def _watch(process: subprocess.Popen, folder: Path, num_ranks: int) -> tuple[str
         look = _look(folder, number)
         pause = max(PATIENCE, 2 * (time.monotonic() - start))  # where answers take long, so does a step
         looks += [look] if look else []
-        stands_still = look and looks[-1:] == looks[-2:-1]
+        # where a rank has ended, torchrun may be about to end the others, which takes a while on a busy machine
+        needed = 2 if look and len(look.stacks) == num_ranks else 5
+        stands_still = look and looks[-needed:] == [look] * needed
         if process.poll() is None and (stands_still or time.monotonic() > end):
             return "stuck", tuple(looks)
     return "failed" if process.returncode else "ended", tuple(looks)

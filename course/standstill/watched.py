@@ -47,7 +47,7 @@ def main(folder: Path, script: str) -> None:
     """Get the instruments ready, then run the script as if it had been started itself."""
     rank = os.environ["RANK"]
     # A dump asks torch for the frames of compiled code, which would first import 800 modules, for seconds
-    vars(torch)["_inductor"] = None
+    torch._inductor = None  # pyright: ignore[reportAttributeAccessIssue]
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # what holds again when Python ends, after faulthandler
     stack = (folder / f"stack_{rank}").open("w")
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
