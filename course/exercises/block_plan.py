@@ -11,7 +11,7 @@ from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from course.exercises.on_ranks import Conduct, whole_numbers
-from course.exercises.parallel_objects import New, ObjectExercise, numbers_in
+from course.exercises.parallel_objects import New, ObjectExercise, local, numbers_in
 from labkit.sizes import counted
 
 
@@ -76,16 +76,11 @@ def facts_of_block(parallel, block, mesh) -> dict[str, Any] | str:
     out.square().sum().backward()
     parameters = dict(parallel.named_parameters())
     return {
-        "shape of its shards": {name: _local_shape(each) for name, each in parameters.items()},
+        "shape of its shards": {name: list(local(each).shape) for name, each in parameters.items()},
         "output": numbers_in(out),
         "gradient of x": numbers_in(x.grad),
         "gradients of its shards": {name: numbers_in(each.grad) for name, each in parameters.items()},
     }
-
-
-def _local_shape(tensor: torch.Tensor) -> list[int]:
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return list(local.shape)
 
 
 def four_sums(log: Conduct, block, mesh) -> str | None:

@@ -1,5 +1,8 @@
 """An exercise of notebook 08: save a model and its optimizer in one layout, and load them in another."""
 
+# pyright: reportPrivateImportUsage=false
+# (torch.distributed.checkpoint does not list `save` and `load` as exported, though it documents them.)
+
 import os
 import shutil
 import tempfile
@@ -18,9 +21,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils._pytree import tree_map_only
 
 from course.exercises.on_ranks import whole_numbers
-from course.exercises.parallel_objects import New, ObjectExercise
+from course.exercises.parallel_objects import New, ObjectExercise, local
 
 HIDDEN, WIDTH = 3, 6
 
@@ -101,10 +105,6 @@ def facts_of_job(job, trained, fresh, folder) -> dict[str, Any] | str:
     }
     job.step()
     return facts | {"weights after one more step": {name: whole(each) for name, each in parameters.items()}}
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: torch.Tensor) -> list:
@@ -202,7 +202,7 @@ def with_new_optimizer(trained: Job, fresh: Job) -> Job:
 
 def clones_of(job: Job) -> dict[str, Any]:
     states = states_of(job)
-    copied: Callable = partial(torch.utils._pytree.tree_map_only, torch.Tensor, torch.clone)
+    copied: Callable = partial(tree_map_only, torch.Tensor, torch.clone)
     return {part: copied(values) for part, values in states.items()}
 
 

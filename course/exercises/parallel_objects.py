@@ -169,7 +169,11 @@ def first_wrong(got: dict[str, Any], right: dict[str, Any]) -> str:
     return next(fact for fact in right if not same(got[fact], right[fact]))
 
 
-def numbers_in(tensor: torch.Tensor) -> Any:
-    """Return the numbers that this rank holds of a tensor, which may be a DTensor."""
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local.detach().tolist()
+def numbers_in(tensor: Any) -> Any:
+    """Return the numbers that this rank holds of a tensor, which may be a DTensor, or None, as of a gradient."""
+    return None if tensor is None else local(tensor).tolist()
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """Return what this rank holds of a tensor or a DTensor."""
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from course.exercises import block_plan
 from course.exercises.values import same
@@ -58,7 +58,8 @@ def test_an_answer_of_the_wrong_kind_is_told_so():
 
 def test_a_dtensor_that_meets_a_plain_tensor_is_explained():
     def leaves_dtensors(block, mesh):
-        return parallelize_module(block, mesh, {"down": RowwiseParallel(use_local_output=False)})
+        plan = {"gate_up": ColwiseParallel(), "down": RowwiseParallel(use_local_output=False)}
+        return parallelize_module(block, mesh, plan)
 
     text = " ".join(block_plan.block_plan.verdict(leaves_dtensors).text.split())
-    assert "A plain tensor met a DTensor." in text
+    assert "torch refuses to mix them" in text
