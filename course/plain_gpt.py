@@ -21,8 +21,8 @@ class Attention(nn.Module):
         self.q, self.k, self.v, self.out = (nn.Linear(hidden_size, hidden_size, bias=False) for _ in range(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # [batch, tokens, hidden]
-        heads = [self.heads(projection(x)) for projection in (self.q, self.k, self.v)]
-        y = F.scaled_dot_product_attention(*heads, is_causal=True)
+        q, k, v = (self.heads(projection(x)) for projection in (self.q, self.k, self.v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(y.transpose(1, 2).flatten(2))
 
     def heads(self, x: torch.Tensor) -> torch.Tensor:
@@ -51,10 +51,10 @@ class PlainGPT(nn.Module):
 
     def __init__(self, vocab_size: int = 32, hidden_size: int = 32, head_size: int = 8, num_layers: int = 4):
         super().__init__()
-        self.embedding = nn.Embedding(vocab_size, hidden_size)
+        self.embedding: nn.Embedding | None = nn.Embedding(vocab_size, hidden_size)
         self.blocks = nn.ModuleDict({str(number): Block(hidden_size, head_size) for number in range(num_layers)})
-        self.norm = nn.LayerNorm(hidden_size)
-        self.output = nn.Linear(hidden_size, vocab_size, bias=False)
+        self.norm: nn.LayerNorm | None = nn.LayerNorm(hidden_size)
+        self.output: nn.Linear | None = nn.Linear(hidden_size, vocab_size, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Token ids [batch, tokens] on the first stage, hidden states on the others; logits from the last."""
@@ -62,7 +62,7 @@ class PlainGPT(nn.Module):
             x = self.embedding(x)
         for block in self.blocks.values():
             x = block(x)
-        return self.output(self.norm(x)) if self.output else x
+        return self.output(self.norm(x)) if self.norm and self.output else x
 
 
 def stage_of(model: PlainGPT, stage: int, num_stages: int) -> PlainGPT:

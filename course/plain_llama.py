@@ -107,6 +107,6 @@ class Llama(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.model["embed_tokens"](ids)
-        for layer in self.model["layers"]:
+        for layer in self.model["layers"].children():
             x = layer(x)
         return self.lm_head(self.model["norm"](x))
