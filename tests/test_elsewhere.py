@@ -22,7 +22,8 @@ def make(*arguments):
 
 def test_github_runs_ci_run_and_nothing_else():
     workflow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
-    assert workflow[True] == "push"  # YAML 1.1 reads "on" as true
+    assert workflow[True] == ["push", "pull_request"]  # YAML 1.1 reads "on" as true
+    assert workflow["permissions"] == {"contents": "read"}
     [job] = workflow["jobs"].values()
     assert [step["run"] for step in job["steps"] if "run" in step] == ["bash .ci/run"]
     assert job["container"]["image"] == "python:3.11-bookworm" and job["timeout-minutes"] == 30
