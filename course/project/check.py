@@ -8,7 +8,7 @@ import contextlib
 import io
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,10 @@ class Outcome:
         """Return whether both saw the same on all ranks, or ended in the same way."""
         return self.ended == other.ended and same(self.seen, other.seen)
 
+    def until(self, end: int) -> "Outcome":
+        """Return what each rank saw before number ``end``."""
+        return replace(self, seen=[seen[:end] for seen in self.seen])
+
 
 @dataclass(frozen=True)
 class Result:
@@ -75,7 +79,7 @@ def check(path: str | Path, step: int) -> Result:
         if found.equals(expected):
             continue
         advice = diagnosis(found, names, step, number)
-        where = f"{world_size} ranks, " + ", ".join(f"{name}={value}" for name, value in options.items())
+        where = ", ".join([f"{world_size} ranks", *(f"{name}={value}" for name, value in options.items())])
         if found.ended:
             status = "stuck" if found.ended == "stuck" else "raised"
             return Result(step, status, "\n".join([f"  With {where}:", found.report, advice]).rstrip())
@@ -122,30 +126,46 @@ def of_mistake(mistake: int, number: int) -> Outcome:
 
 
 def diagnosis(found: Outcome, names: list[str], step: int, number: int) -> str:
-    """Return the advice for a mistake that does the same, if one is known."""
-    for index, mistake in enumerate(MISTAKES):
-        if mistake.step == step and mistake.part in names and found.equals(of_mistake(index, number)):
-            return indent(f"What this usually is: {mistake.advice}")
+    """Return the advice for a mistake that does the same, or the same up to what is wrong first, if one is known.
+
+    What comes later may vary from run to run: a gradient that changes while it is sent, for instance.
+    """
+    known = [index for index, mistake in enumerate(MISTAKES) if mistake.step == step and mistake.part in names]
+    end = first_wrong(found, ours(step, number)) + 1
+    for index in known:
+        if found.equals(of_mistake(index, number)):
+            return indent(f"What this usually is: {MISTAKES[index].advice}")
+    for index in known:
+        if found.seen and found.until(end).equals(of_mistake(index, number).until(end)):
+            return indent(f"What this usually is: {MISTAKES[index].advice}")
     return ""
 
 
+def first_wrong(found: Outcome, expected: Outcome) -> int:
+    """Return the number of what is wrong first on some rank; probes look at simple things first."""
+    wrong = [
+        number
+        for seen, right in zip(found.seen, expected.seen)
+        for number, pair in enumerate(zip(seen, right))
+        if not same(*pair)
+    ]
+    return min(wrong, default=0)
+
+
 def first_difference(found: Outcome, expected: Outcome) -> Iterator[str]:
-    """Say on which rank what differs first: probes look at simple things first."""
-    for number, (what, right) in enumerate(expected.seen[0]):
-        for rank, seen in enumerate(found.seen):
-            if number >= len(seen):
-                continue
-            right = expected.seen[rank][number][1]
-            got = seen[number][1]
-            if same(got, right):
-                continue
-            told_got, told_right = told_apart(got, right)
-            yield f"  {what}, on rank {rank}"
-            yield f"    is        {told_got}"
-            yield f"    expected  {told_right}"
-            if where := difference(got, right):
-                yield f"    differs   {where}"
-            return
+    """Say on which rank what differs first."""
+    number = first_wrong(found, expected)
+    for rank, (seen, right) in enumerate(zip(found.seen, expected.seen)):
+        what, got = seen[number]
+        if same(got, right[number][1]):
+            continue
+        told_got, told_right = told_apart(got, right[number][1])
+        yield f"  {what}, on rank {rank}"
+        yield f"    is        {told_got}"
+        yield f"    expected  {told_right}"
+        if where := difference(got, right[number][1]):
+            yield f"    differs   {where}"
+        return
 
 
 def main() -> int:

@@ -1,0 +1,61 @@
+"""The check of a learner's file: our parts pass, stubs are not attempted, and what is wrong is told by its advice."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from course.project.check import TITLES, check
+from course.project.mistakes import MISTAKES
+from course.project.parts import ONE_FILE, steps, to_begin_with, written_in
+
+FIRST = {mistake.step: index for index, mistake in reversed([*enumerate(MISTAKES)])}
+
+
+def written(folder, source):
+    path = folder / "my_megatron.py"
+    path.write_text(source)
+    return path
+
+
+def test_a_learner_begins_with_stubs_of_all_parts(tmp_path):
+    source = to_begin_with()
+    assert written_in(source) == []
+    assert written_in(ONE_FILE.read_text()) == [*steps()]
+    assert {*steps().values()} == {*TITLES}
+    path = written(tmp_path, source)
+    assert {check(path, step).status for step in TITLES} == {"not attempted"}
+
+
+@pytest.mark.parametrize("step", TITLES)
+def test_our_parts_pass(step):
+    assert str(check(ONE_FILE, step)) == f"step {step}, {TITLES[step]}: passed"
+
+
+@pytest.mark.parametrize("index", range(len(MISTAKES)), ids=lambda index: f"{MISTAKES[index].part}-{index}")
+def test_each_mistake_gets_its_own_advice(index, tmp_path):
+    mistake = MISTAKES[index]
+    if index != FIRST[mistake.step] and "LABKIT_ALL_ANSWERS" not in os.environ:
+        pytest.skip("make sweep-answers tries all")
+    result = check(written(tmp_path, mistake.source() + "\n"), mistake.step)
+    assert result.status in ("wrong", "raised", "stuck")
+    text = " ".join(result.text.split())
+    assert {other.advice for other in MISTAKES if " ".join(other.advice.split()) in text} == {mistake.advice}, text
+
+
+def test_a_part_may_use_functions_of_its_own(tmp_path):
+    source = "def twice(x):\n    return 2 * x\n\n\ndef rank_lists():\n    return twice(world_size)\n"
+    result = check(written(tmp_path, source), 1)
+    assert result.status == "raised"
+    assert "cannot unpack" in result.text or "not iterable" in result.text
+
+
+def test_the_command_prints_a_table_and_writes_junit(tmp_path):
+    path = written(tmp_path, to_begin_with())
+    junit = tmp_path / "junit.xml"
+    command = [sys.executable, "-m", "course.project.check", path, "--junit-xml", junit]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[0] == "step 1, groups: not attempted"
+    assert junit.read_text().count("<skipped") == 7
