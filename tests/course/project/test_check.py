@@ -10,7 +10,9 @@ from course.project.check import TITLES, check
 from course.project.mistakes import MISTAKES
 from course.project.parts import ONE_FILE, steps, to_begin_with, written_in
 
+ALL = "LABKIT_ALL_ANSWERS" in os.environ  # make sweep-answers
 FIRST = {mistake.step: index for index, mistake in reversed([*enumerate(MISTAKES)])}
+SAMPLE = [*FIRST.values()][::2]
 
 
 def written(folder, source):
@@ -28,16 +30,16 @@ def test_a_learner_begins_with_stubs_of_all_parts(tmp_path):
     assert {check(path, step).status for step in TITLES} == {"not attempted"}
 
 
-@pytest.mark.parametrize("step", TITLES)
+@pytest.mark.parametrize("step", TITLES if ALL else [7])
 def test_our_parts_pass(step):
     assert str(check(ONE_FILE, step)) == f"step {step}, {TITLES[step]}: passed"
 
 
-@pytest.mark.parametrize("index", range(len(MISTAKES)), ids=lambda index: f"{MISTAKES[index].part}-{index}")
+@pytest.mark.parametrize(
+    "index", range(len(MISTAKES)) if ALL else SAMPLE, ids=lambda index: f"{MISTAKES[index].part}-{index}"
+)
 def test_each_mistake_gets_its_own_advice(index, tmp_path):
     mistake = MISTAKES[index]
-    if index != FIRST[mistake.step] and "LABKIT_ALL_ANSWERS" not in os.environ:
-        pytest.skip("make sweep-answers tries all")
     result = check(written(tmp_path, mistake.source() + "\n"), mistake.step)
     assert result.status in ("wrong", "raised", "stuck")
     text = " ".join(result.text.split())

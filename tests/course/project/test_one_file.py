@@ -68,9 +68,8 @@ def test_a_split_changes_no_loss_and_no_norm(tp, pp, untied, micro_batch):
     assert_same_training(tp=tp, pp=pp, untied=untied, micro_batch=micro_batch)
 
 
-@pytest.mark.skipif("LABKIT_ALL_ANSWERS" not in os.environ, reason="make sweep-answers runs all")
 @pytest.mark.parametrize("untied", [0, 1])
-@pytest.mark.parametrize(("tp", "pp"), LAYOUTS)
+@pytest.mark.parametrize(("tp", "pp"), LAYOUTS if "LABKIT_ALL_ANSWERS" in os.environ else [])
 def test_every_layout_of_eight_ranks(tp, pp, untied):
     assert_same_training(tp=tp, pp=pp, untied=untied, micro_batch=1)
 
