@@ -4,6 +4,7 @@ What is not written yet is ours while a step is checked (`course.project.parts`)
 """
 
 import ast
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
