@@ -13,6 +13,7 @@ from pathlib import Path
 from course.exercises.base import Folded, Verdict, kept_in_handouts, report
 from course.exercises.values import same
 from course.project import check as checks
+from course.project.mistakes import MISTAKES
 from course.project.parts import ONE_FILE, parts_of, steps, to_begin_with, written_in
 from course.project.probes import history
 
