@@ -76,6 +76,10 @@ def check(path: str | Path, step: int) -> Result:
     for number, (world_size, options) in enumerate(CASES[step]):
         found = outcome(source, str(path), names, step, number)
         expected = ours(step, number)
+        if expected.ended:
+            raise RuntimeError(
+                f"our own parts do not run on this machine, so nothing can be checked:\n{expected.report}"
+            )
         if found.equals(expected):
             continue
         advice = diagnosis(found, names, step, number)
@@ -102,7 +106,7 @@ def on_ranks(world_size: int, function: Callable, *args) -> Outcome:
     """Run a function of the probes on ranks, and return what happened; what ranks print is not shown."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            seen = launch(function, *args, world_size=world_size, timeout_seconds=TIMEOUT)
+            seen = launch(function, *args, world_size=world_size, backend="gloo", timeout_seconds=TIMEOUT)
     except Deadlock as stuck:
         return Outcome([], "stuck", str(stuck))
     except RankFailed as failed:
