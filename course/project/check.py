@@ -6,7 +6,6 @@ It prints a table, and what is wrong with each step that is. The exit status is 
 import argparse
 import contextlib
 import io
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -20,6 +19,7 @@ from course.project.mistakes import MISTAKES
 from course.project.parts import steps, written_in
 from course.project.probes import CASES, observe
 from labkit.launch import Deadlock, RankFailed, launch
+from labtrain.command_line import run_command
 
 TITLES = {
     1: "groups",
@@ -200,4 +200,4 @@ def write_junit(results: list[Result], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)
