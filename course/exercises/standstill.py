@@ -82,7 +82,10 @@ class Case:
         cause = str(cause).strip().rstrip(".").lower()
         if cause not in {each.lower() for each in SHOWS}:
             return Verdict("wrong", f"{self.name}: no cause is called {cause!r}.\n  `causes()` lists them.")
-        rank = frozenset(rank) if isinstance(rank, set | list | tuple) else rank
+        if isinstance(rank, set | frozenset | list | tuple):
+            rank = next(iter(rank)) if len(rank) == 1 else frozenset(rank)
+        if isinstance(line, set | frozenset | list | tuple):  # of several lines, the first wrong one gets the advice
+            line = next((each for each in line if each not in self.lines), next(iter(line), None))
         is_right = {
             "rank": rank in self.ranks,
             "cause": cause == self.cause.lower(),
@@ -137,6 +140,8 @@ class Repair:
     mended: Mapping[int, str]
     prints: Mapping[int, str]  # what each of these ranks must still print
     hint_text: str
+    keeps: int | None = None  # the line that has to stay: it stands for something that cannot be mended
+    one_of: tuple[int, ...] = ()  # where it ends by itself in any case: the lines of which one has to change
     notebook: str = "17"
 
     def check(self, changes: Mapping[int, str] | EllipsisType = ...) -> None:
@@ -154,6 +159,12 @@ class Repair:
         if not isinstance(changes, Mapping) or not all(number in range(1, num_lines + 1) for number in changes):
             text = f"write {{number of a line: what it says}}, with numbers from 1 to {num_lines}."
             return Verdict("wrong", f"{self.name}: {text}")
+        if self.keeps in changes:
+            return Verdict(
+                "wrong", f"{self.name}: not right yet.\n  Line {self.keeps} stays: the others should wait less for it."
+            )
+        if self.one_of and not set(self.one_of) & set(changes):
+            return Verdict("wrong", f"{self.name}: not right yet.\n  The others still wait as long as before.")
         try:
             compile(changed(source, changes), f"{self.case.script}.py", "exec")
         except SyntaxError as error:
@@ -344,6 +355,8 @@ repair_5 = Repair(
     },
     {0: r"weight 3\.94", 1: r"weight 3\.94"},
     "Nothing has to be killed. Read ahead of need, in a thread, so that batches are there when they are wanted.",
+    keeps=15,
+    one_of=(13, 14, 16, 19, 20, 21, 22),
 )
 
 case_6 = Case(

@@ -19,16 +19,18 @@ QUESTIONS = (
 ROW, HEIGHT, TOP = 62.0, 42.0, 62.0
 ASKED, FOUND = 400.0, 420.0  # widths of the two columns
 CAUSE = "#009E73"
+TOLD = range(1, 6)  # the cases that come before the picture; whoever reads it has still to find the others
 
 
 def with_cases(cases: tuple[int, ...]) -> str:
-    """Return the numbers of some cases, in parentheses.
+    """Return the numbers of some cases, in parentheses: of those that the core path tells.
 
-    >>> with_cases((7, 4)), with_cases((2,)), with_cases(())
-    (' (cases 7, 4)', ' (case 2)', '')
+    >>> with_cases((7, 4)), with_cases((3, 1)), with_cases((8,))
+    (' (case 4)', ' (cases 1, 3)', '')
     """
-    numbers = ", ".join(map(str, cases))
-    return f" ({'case' if len(cases) == 1 else 'cases'} {numbers})" if cases else ""
+    told = sorted(set(cases) & {*TOLD})
+    numbers = ", ".join(map(str, told))
+    return f" ({'case' if len(told) == 1 else 'cases'} {numbers})" if told else ""
 
 
 def draw_questions() -> Scene:
@@ -46,8 +48,8 @@ def draw_questions() -> Scene:
         if number < len(QUESTIONS) - 1:
             marks.append(arrow(f"down{number}", [(ASKED / 2, y + HEIGHT), (ASKED / 2, y + ROW)], INK))
     table = Table(
-        ("ask", "if", "then", "cases"),
-        [(question, answer, meaning, ", ".join(map(str, cases))) for question, answer, meaning, cases in QUESTIONS],
+        ("ask", "if", "then"),
+        [(question, answer, meaning + with_cases(cases)) for question, answer, meaning, cases in QUESTIONS],
     )
     says = "Eight questions, from whether the job has failed to whether all made the same calls"
     return titled(

@@ -6,7 +6,6 @@ It prints a table, and what is wrong with each step that is. The exit status is 
 import argparse
 import contextlib
 import io
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -20,6 +19,7 @@ from course.project.mistakes import MISTAKES
 from course.project.parts import steps, written_in
 from course.project.probes import CASES, observe
 from labkit.launch import Deadlock, RankFailed, launch
+from labtrain.command_line import run_command
 
 TITLES = {
     1: "groups",
@@ -76,6 +76,10 @@ def check(path: str | Path, step: int) -> Result:
     for number, (world_size, options) in enumerate(CASES[step]):
         found = outcome(source, str(path), names, step, number)
         expected = ours(step, number)
+        if expected.ended:
+            raise RuntimeError(
+                f"our own parts do not run on this machine, so nothing can be checked:\n{expected.report}"
+            )
         if found.equals(expected):
             continue
         advice = diagnosis(found, names, step, number)
@@ -102,7 +106,7 @@ def on_ranks(world_size: int, function: Callable, *args) -> Outcome:
     """Run a function of the probes on ranks, and return what happened; what ranks print is not shown."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            seen = launch(function, *args, world_size=world_size, timeout_seconds=TIMEOUT)
+            seen = launch(function, *args, world_size=world_size, backend="gloo", timeout_seconds=TIMEOUT)
     except Deadlock as stuck:
         return Outcome([], "stuck", str(stuck))
     except RankFailed as failed:
@@ -196,4 +200,4 @@ def write_junit(results: list[Result], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

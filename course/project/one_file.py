@@ -3,11 +3,13 @@
     torchrun --nproc-per-node 8 course/project/one_file.py --tp 2 --pp 2 --text README.md
 
 cuts every layer over 2 ranks and the list of layers into 2 stages. The 8 ranks then hold 2 copies of the model, and
-each copy trains on half of every batch. However the ranks are split, losses and gradient norms are those of one rank:
+each copy trains on half of every batch. However the ranks are split, losses and gradient norms are those of one rank,
+up to rounding:
 
     torchrun --nproc-per-node 1 course/project/one_file.py --text README.md
 
-It needs nothing but PyTorch, and runs on CPUs (gloo), or on a GPU for each rank (NCCL). Read it from top to bottom.
+It needs nothing but PyTorch, and runs on CPUs (gloo), or on a GPU for each rank (NCCL), always under torchrun. Left
+out: dropout, mixed precision, recomputation, sequence parallelism, evaluation, checkpoints. Read it from top to bottom.
 """
 
 import argparse
@@ -46,7 +48,7 @@ options = {
     "clip": 1.0,
     # everything else
     "text": "README.md",
-    "dtype": "float32",
+    "dtype": "float32",  # of everything, the optimizer's state too: float32 or float64
     "seed": 1,
     "bucket": 100_000,  # elements in one all-reduce of gradients
 }
@@ -63,18 +65,20 @@ has_gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if has_gpus else torch.device("cpu")
 if has_gpus:
     torch.cuda.set_device(device)
-if not dist.is_initialized():
+if not dist.is_initialized():  # a check of the project brings its own
     dist.init_process_group("nccl" if has_gpus else "gloo")
 
 rank = dist.get_rank()
 world_size = dist.get_world_size()
 tp, pp = args.tp, args.pp
+assert world_size % (tp * pp) == 0, "--tp times --pp must divide the number of ranks"
+assert args.hidden % args.heads == args.heads % tp == 256 % tp == 0, (
+    "--tp must divide --heads and 256; --heads --hidden"
+)
+assert args.layers >= pp, "each stage needs a layer: --layers must be --pp or more"
 dp = world_size // (tp * pp)
 num_micro_batches = args.global_batch // (dp * args.micro_batch)
-assert tp * pp * dp == world_size, f"--tp {tp} times --pp {pp} must divide {world_size} ranks"
-assert args.heads % tp == 0, f"--tp {tp} must divide --heads {args.heads}"
-assert args.layers >= pp, "each stage needs a layer: --layers must be --pp or more"
-assert num_micro_batches * dp * args.micro_batch == args.global_batch, f"--micro_batch times {dp} must divide the batch"
+assert num_micro_batches * dp * args.micro_batch == args.global_batch, "--micro_batch times dp must divide it"
 dtype = getattr(torch, args.dtype)
 VOCABULARY = 256  # tokens are bytes
 grid = torch.arange(world_size).view(pp, dp, tp)
@@ -108,7 +112,8 @@ def own_group(lists):
 
 
 tp_group, dp_group, pp_group = map(own_group, rank_lists())
-has_two_copies = pp > 1 and not args.untied  # of the embedding: the first stage looks rows up, the last makes logits
+# The first stage looks up rows of a tied embedding, the last makes logits with it. Their gradients must be added up.
+has_two_copies = pp > 1 and not args.untied
 if has_two_copies:
     copies_group = own_group([[ranks[0], ranks[-1]] for ranks in rank_lists()[2]])
 
@@ -117,7 +122,7 @@ if has_two_copies:
 
 
 class CopyToTp(torch.autograd.Function):
-    """f: every rank has the same x. Each uses it with its own shard, so the gradients are parts of a sum."""
+    """f: every rank uses the same x with its own shard, so each has a part of x's gradient. Backward adds them up."""
 
     @staticmethod
     def forward(ctx, x):
@@ -129,7 +134,7 @@ class CopyToTp(torch.autograd.Function):
 
 
 class ReduceFromTp(torch.autograd.Function):
-    """g: every rank has a part of a sum. All get the sum, and its gradient is that of each part."""
+    """g: forward adds up the ranks' parts. The gradient of a sum is that of each part: backward passes it on."""
 
     @staticmethod
     def forward(ctx, x):
@@ -158,10 +163,11 @@ reduce_from_tp = ReduceFromTp.apply
 
 def parameter(name, *shape, dim=None, std=0.02):
     """Return a parameter of the whole model, or this rank's shard of it along ``dim``."""
+    # Every rank draws the whole parameter on its CPU, and keeps its shard.
     generator = torch.Generator().manual_seed(zlib.crc32(f"{args.seed} {name}".encode()))
     full = torch.randn(shape, generator=generator, dtype=torch.float64) * std
     local = full if dim is None else full.chunk(tp, dim)[tp_rank].clone()
-    param = nn.Parameter(local.to(device, dtype))  # first .to, then Parameter: .to would drop what the next line sets
+    param = nn.Parameter(local.to(device, dtype))  # .to of a Parameter is a plain tensor: so it comes first
     param.is_sharded = dim is not None
     return param
 
@@ -230,7 +236,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Sends two all-reduces of [batch, seq, hidden] forward, and two backward."""
+    """Makes two all-reduces of [batch, seq, hidden] forward, and two backward."""
 
     def __init__(self, name):
         super().__init__()
@@ -312,8 +318,7 @@ class Stage(nn.Module):
 class Bucket:
     """Holds the gradients of some parameters in one tensor, and all-reduces it over the data-parallel group.
 
-    A parameter's gradient is complete after its last micro-batch. A bucket need not know which that is: it counts one
-    contribution for each parameter and micro-batch.
+    It counts: one contribution for each parameter and micro-batch. When none is missing, all gradients are complete.
     """
 
     def __init__(self, params):
@@ -354,11 +359,12 @@ def make_buckets(params):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The pipeline: one forward, one backward (1F1B), after as many forwards as stages follow.
+# The pipeline: as many forwards as there are stages after this one, then a forward and a backward in turn (1F1B), then
+# the backwards that are left.
 
 
 def one_f_one_b():
-    """Return this stage's actions in order, such as F0 F1 B0 F2 B1 B2: pairs of kind and micro-batch."""
+    """Return this stage's actions in order: of the last stage but one, with 3 micro-batches, F0 F1 B0 F2 B1 B2."""
     num_warmup = min(pp - 1 - pp_rank, num_micro_batches)
     actions = [("F", index) for index in range(num_warmup)]
     for index in range(num_micro_batches):
@@ -415,14 +421,14 @@ def forward_backward(inputs, targets):
         else:
             x, y = in_flight.pop(index)
             y.backward(received)  # None in the last stage, where y is the loss
-            made = x.grad
+            made = x.grad  # None in the first stage, which sends nothing back
         done = kind
     exchange(done, made, None)
     return loss
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The optimizer. A rank updates its own shards, so only the norm needs the others.
+# The optimizer. A rank updates its own shards, so only the norm and a tied embedding need the others.
 
 
 def add_up_copies():
@@ -437,7 +443,7 @@ def grad_norm():
     total = torch.zeros((), device=device, dtype=dtype)
     for param in stage.parameters():
         is_copy = has_two_copies and is_last and param is stage.head
-        if not is_copy and (tp_rank == 0 or getattr(param, "is_sharded", False)):
+        if not is_copy and (tp_rank == 0 or getattr(param, "is_sharded", False)):  # nn.LayerNorm's have no such mark
             total += param.grad.square().sum()
     dist.all_reduce(total, group=tp_group)
     dist.all_reduce(total, group=pp_group)
@@ -499,7 +505,7 @@ for step in range(args.steps):
     history.append((loss, norm))
     if rank == 0:
         tokens = args.global_batch * args.seq / (time.perf_counter() - start)
-        print(f"step {step:4}  loss {loss:.4f}  norm {norm:.4f}  {tokens:,.0f} tokens/s", flush=True)
+        print(f"step {step:4}  loss {loss:.4f}  norm {norm:.4f}  {tokens:,.0f} tokens/s on {device.type}", flush=True)
 
 if __name__ == "__main__":
     dist.destroy_process_group()

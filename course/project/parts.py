@@ -87,7 +87,7 @@ def _statements(source: str, filename: str, names: list[str]) -> Iterator[tuple[
 
 
 def _helpers(source: str, known: set[str]) -> Iterator[ast.stmt]:
-    """Yield a learner's own imports, functions and classes: those that one_file.py does not have."""
+    """Yield a learner's own imports, functions and classes, which one_file.py does not have; no other statements."""
     for node in ast.parse(source).body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             yield node

@@ -15,7 +15,7 @@ def rank_lists() -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
     """Return three lists of lists of ranks: all tensor groups, all data-parallel groups, all pipelines.
 
     The ranks lie in a grid [pp, dp, tp], the last axis fastest. With 8 ranks, tp = 2 and pp = 2, the first tensor group
-    is [0, 1], the first data-parallel group [0, 2] and the first pipeline [0, 4].
+    is [0, 1], the first data-parallel group [0, 2] and the first pipeline [0, 4]. Each list is sorted by first ranks.
     """
     raise NotImplementedError("step 1: rank_lists")
 
@@ -67,8 +67,9 @@ def all_reduce_tp(x: torch.Tensor) -> torch.Tensor:
 class ColumnParallelLinear(nn.Module):
     """Holds some of the outputs: x [.., inputs] is the same on all ranks, y [.., parts * outputs / tp] is not.
 
-    ``weight``: [parts, outputs / tp, inputs], ``bias``: [parts, outputs / tp], both from `parameter`, with the names
-    f"{name}.weight" and f"{name}.bias"; the bias starts at 0. Each of the ``parts`` is cut by itself.
+    ``weight``: [parts, outputs / tp, inputs], ``bias``: [parts, outputs / tp], both from `parameter`, which takes
+    the whole shape and the ``dim`` to cut. Their names are f"{name}.weight" and f"{name}.bias"; the bias starts at 0.
+    Each of the ``parts`` is cut by itself.
     """
 
     def __init__(self, name: str, inputs: int, outputs: int, parts: int = 1):
@@ -82,7 +83,8 @@ class ColumnParallelLinear(nn.Module):
 class RowParallelLinear(nn.Module):
     """Holds the weights of some inputs: x [.., inputs / tp] is this rank's, y [.., outputs] is the same on all.
 
-    ``weight``: [outputs, inputs / tp], ``bias``: [outputs], both from `parameter`; the bias starts at 0.
+    ``weight``: [outputs, inputs / tp], ``bias``: [outputs], both from `parameter`, with names as above; the bias starts
+    at 0, and is added once.
     """
 
     def __init__(self, name: str, inputs: int, outputs: int):
@@ -97,7 +99,7 @@ class Attention(nn.Module):
     """Causal attention: each rank has heads / tp of the heads.
 
     ``qkv`` is a column-parallel layer of three parts (query, key, value), ``out`` a row-parallel one, with the names
-    f"{name}.qkv" and f"{name}.out". Head i has its features next to each other.
+    f"{name}.qkv" and f"{name}.out". The features of head 0 come first, then those of head 1, and so on.
     """
 
     def __init__(self, name: str):
@@ -128,7 +130,8 @@ def vocab_parallel_embedding(ids: torch.Tensor, weight: torch.Tensor) -> torch.T
 def vocab_parallel_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the mean cross-entropy of ``logits`` [batch, seq, VOCABULARY / tp], without gathering them.
 
-    It must not overflow: subtract the highest logit of all ranks first.
+    ``targets``: [batch, seq]. It must not overflow: subtract the highest logit of all ranks first, which needs no
+    gradient. Three numbers for each token are sent: the highest logit, the sum of exponentials, the target's logit.
     """
     raise NotImplementedError("step 4: vocab_parallel_loss")
 
@@ -150,7 +153,7 @@ class Bucket:
         raise NotImplementedError("step 5: Bucket")
 
     def count(self, param: nn.Parameter) -> None:
-        """Note one contribution; after the last start the all-reduce, and do not wait for it."""
+        """Note one contribution. With the last one, start the all-reduce; do not wait for it."""
         raise NotImplementedError("step 5: Bucket")
 
     def finish(self) -> None:
@@ -179,7 +182,8 @@ def exchange(done: str | None, made: torch.Tensor | None, to_do: str | None) -> 
     """Send what the action ``done`` has ``made``; receive and return what ``to_do`` needs.
 
     Both are "F", "B" or None. A forward sends to ``next_stage``, a backward to ``previous_stage``, if there is one.
-    All messages of a call go into one `dist.batch_isend_irecv`; `empty_activation` makes what is received into.
+    All messages of a call go into one `dist.batch_isend_irecv` of `dist.P2POp(way, tensor, peer, pp_group)`; wait for
+    all. `empty_activation` makes what is received into. Return None if nothing is received.
     """
     raise NotImplementedError("step 6: exchange")
 
@@ -188,7 +192,9 @@ def forward_backward(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tenso
     """Run all actions of a step, with an `exchange` before each and one after the last.
 
     ``inputs``, ``targets``: [num_micro_batches, micro_batch, seq]. ``stage(x, targets[i])`` is the loss in the last
-    stage. Return this rank's part of the mean loss over all micro-batches and replicas, 0 in the other stages.
+    stage, and counts there 1 / (num_micro_batches * dp): a sum over micro-batches and replicas is then the mean. A
+    received x needs `requires_grad_()`; its ``grad`` is what a backward has made. Return the sum of this rank's part of
+    the losses, a tensor on ``device``: 0 in the other stages.
     """
     raise NotImplementedError("step 6: forward_backward")
 
@@ -197,15 +203,19 @@ def forward_backward(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tenso
 
 
 def add_up_copies() -> None:
-    """Add up the gradients of the embedding's two copies over ``copies_group``, if ``has_two_copies``."""
+    """Add up the gradients of the embedding's two copies over ``copies_group``, if ``has_two_copies``.
+
+    They are ``stage.embedding`` in the first stage, and ``stage.head`` in the last.
+    """
     raise NotImplementedError("step 7: add_up_copies")
 
 
 def grad_norm() -> torch.Tensor:
     """Return the norm of the whole model's gradient, the same on all ranks.
 
-    Count every number once: of a parameter that is not sharded (`is_sharded`) all tensor ranks have the same gradient,
-    and of a tied embedding the first and the last stage.
+    Count every number once: of a parameter that is not sharded all tensor ranks have the same gradient, and of a tied
+    embedding the first and the last stage. Sharded ones have ``is_sharded``; those of nn.LayerNorm have no such mark:
+    ask by `getattr`. Then sum over ``tp_group`` and ``pp_group``.
     """
     raise NotImplementedError("step 7: grad_norm")
 
@@ -214,6 +224,7 @@ def train_step(step: int) -> tuple[float, float]:
     """Train on `batch(step)`; return the loss over the whole batch and the gradient's norm, the same on every rank.
 
     In order: start all buckets; `forward_backward`; finish all buckets; copies; norm; clip all gradients to
-    ``args.clip`` (as `clip_grad_norm_` does); `learning_rate`; the optimizer.
+    ``args.clip`` (as `clip_grad_norm_` does); `learning_rate`; the optimizer; sums of the loss over ``dp_group`` and
+    ``pp_group``. No `zero_grad`: it would take the gradients out of their buckets.
     """
     raise NotImplementedError("step 7: train_step")

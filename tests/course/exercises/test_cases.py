@@ -51,6 +51,7 @@ SIZES = {
     "gather_backward": "grad_y: tokens out, x: tokens in, weight: out/t in",
     "norm": "gradients: num size, kinds: num",
     "tied": "gradient: rows columns, num_stages: t",
+    "pipeline_stage": "num_stages: t",
     "vocab_cross_entropy": "logits: tokens words, target: tokens",
 }
 """The sizes of each argument that is a tensor or a list, outside in. Sizes of one name are the same by their nature."""

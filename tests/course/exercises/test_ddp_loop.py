@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -62,16 +61,6 @@ def test_a_message_for_each_micro_batch_is_told_so(function):
     text = " ".join(ddp_loop.ddp_loop.verdict(function).text.split())
     assert "the values are right, but not the way they were computed" in text
     assert "It calls 18 all-reduces in 9 updates, and one for each is enough." in text
-
-
-def test_what_is_wrong_on_one_rank_alone_is_shown_there():
-    def wrong_on_rank_1(model, data, num_epochs, num_micro_batches, lr):
-        data = data if dist.get_rank() == 0 else torch.utils.data.Subset(data, range(24)[::-1])
-        return ddp_loop.my_ddp_loop(model, data, num_epochs, num_micro_batches, lr)
-
-    text = " ".join(ddp_loop.ddp_loop.verdict(wrong_on_rank_1).text.split())
-    assert "rank 1 of 2" in text
-    assert "The ranks should read what `DistributedSampler(data)` gives them" in text
 
 
 def test_an_answer_of_the_wrong_kind_is_told_so():

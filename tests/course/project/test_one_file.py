@@ -60,7 +60,6 @@ def assert_same_training(**options):
         (2, 2, 0, 1),  # 8 micro-batches for 2 stages, 2 replicas
         (1, 4, 1, 2),  # 4 for 4
         (1, 8, 0, 4),  # 4 for 8 stages
-        (4, 1, 1, 2),
         (8, 1, 0, 8),
     ],
 )
