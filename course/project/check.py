@@ -86,10 +86,11 @@ def check(path: str | Path, step: int) -> Result:
         where = ", ".join([f"{world_size} ranks", *(f"{name}={value}" for name, value in options.items())])
         if found.ended:
             status = "stuck" if found.ended == "stuck" else "raised"
-            return Result(step, status, "\n".join([f"  With {where}:", found.report, advice]).rstrip())
-        return Result(
-            step, "wrong", "\n".join([f"  With {where}:", *first_difference(found, expected), advice]).rstrip()
-        )
+            lines = [found.report]
+        else:
+            status = "wrong"
+            lines = [*first_difference(found, expected)]
+        return Result(step, status, "\n".join([f"  With {where}:", *lines, advice]).rstrip())
     left = [name for name, of_step in steps().items() if of_step == step and name not in names]
     if left:
         return Result(step, "not attempted", f"  Right so far: {', '.join(names)}. To be written: {', '.join(left)}.")

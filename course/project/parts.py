@@ -6,6 +6,7 @@ A part is a function or a class. The parts of a step that are not written yet ar
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ def parts_of(source: str) -> dict[str, Part]:
     return {node.name: node for node in ast.parse(source).body if isinstance(node, Part)}
 
 
+@cache  # it is asked for each part and each known mistake
 def steps() -> dict[str, int]:
     """Return the parts that a learner writes, and to which step each belongs."""
     text = STUBS.read_text()
