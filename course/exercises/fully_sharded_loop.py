@@ -4,9 +4,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 
 from course.exercises.on_ranks import Conduct, RankExercise, whole_numbers
+from course.exercises.parallel_objects import New, local
 from labkit.data_parallel import FullyShardedDataParallel
 
 
@@ -39,21 +39,11 @@ class ScaledLayers(nn.Module):
         return x * self.scale
 
 
-class NewModel:
-    """A placeholder for a model in a case: each deep copy of it is a new model."""
-
-    def __deepcopy__(self, memo) -> ScaledLayers:
-        return ScaledLayers()
-
-    def __repr__(self) -> str:
-        return "model"
-
-
 def loop_inputs(num_batches: int, num_rows: int):
     """Return a model that is not sharded yet, this rank's batches [rows, 3], and a learning rate."""
     first = 1460 + 10 * dist.get_rank()
     batches = [whole_numbers((num_rows, 3), seed).cpu() / 4 for seed in range(first, first + num_batches)]
-    return NewModel(), batches, 1 / 8
+    return New(ScaledLayers, "model"), batches, 1 / 8
 
 
 def gathered_bytes(*modules: nn.Module) -> int:
@@ -105,10 +95,6 @@ def shard(model: ScaledLayers) -> None:
     for layer in model.layers:
         fully_shard(layer)
     fully_shard(model)
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def loop_wrongly(
