@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from course.communication import CommunicationLog
 from course.exercises.base import Exercise
 from course.exercises.on_ranks import Conduct, RankExercise, gathered, only, own, summed, whole_numbers
+from course.exercises.parallel_objects import New
 from labkit.collectives import all_gather_single, reduce_scatter_single
 from labkit.data_parallel import FullyShardedDataParallel
 
@@ -308,24 +309,20 @@ def my_accumulate(model, micro_batches):
     return [parameter.grad for parameter in model.parameters()]
 
 
-class NewModel:
-    """A placeholder for a model in a case: each deep copy of it is a new model, with one unit per layer."""
-
-    def __deepcopy__(self, memo) -> FullyShardedDataParallel:
-        layers, world = (nn.Linear(2, 3), nn.Linear(3, 1)), dist.group.WORLD
-        for seed, parameter in enumerate([*layers[0].parameters(), *layers[1].parameters()]):
-            parameter.data = whole_numbers(tuple(parameter.shape), seed=1430 + seed).cpu() / 4
-        assert world is not None
-        return FullyShardedDataParallel(nn.Sequential(*layers), world, units=layers)
-
-    def __repr__(self) -> str:
-        return "model"
+def sharded_model() -> FullyShardedDataParallel:
+    """Return a new model with one unit per layer."""
+    layers, world = (nn.Linear(2, 3), nn.Linear(3, 1)), dist.group.WORLD
+    for seed, parameter in enumerate([*layers[0].parameters(), *layers[1].parameters()]):
+        parameter.data = whole_numbers(tuple(parameter.shape), seed=1430 + seed).cpu() / 4
+    assert world is not None
+    return FullyShardedDataParallel(nn.Sequential(*layers), world, units=layers)
 
 
 def accumulate_inputs(num_micro_batches: int, num_rows: int):
     """Return a sharded model of two units, and this rank's micro-batches [rows, 2]."""
     first = 1440 + 10 * dist.get_rank()
-    return NewModel(), [whole_numbers((num_rows, 2), seed).cpu() for seed in range(first, first + num_micro_batches)]
+    micro_batches = [whole_numbers((num_rows, 2), seed).cpu() for seed in range(first, first + num_micro_batches)]
+    return New(sharded_model, "model"), micro_batches
 
 
 def sends_once(log: Conduct, model, micro_batches) -> str | None:
