@@ -23,7 +23,7 @@ STYLE := tests/test_style.py
 
 SHARED = $(PREFIX)/megatron-lab
 
-.PHONY: python-fits lab test sweep sweep-answers sweep-nccl check notebooks pics bench soak handout slides load site wheelhouse gpu-check install-shared
+.PHONY: python-fits lab test sweep sweep-answers sweep-layouts sweep-nccl check notebooks pics bench soak handout slides load site wheelhouse gpu-check install-shared
 
 lab: $(READY)
 	@$(BIN)/python -m course.open
@@ -45,16 +45,19 @@ test: $(DEV)
 	$(BIN)/python tests/support/closing_line.py $(RESULTS) $$((status + $$?))
 
 # What `make test` samples, in full: answers of learners, changed solutions, jobs that stand still, all layouts of
-# course/project/one_file.py; and tests and notebooks on ranks that talk by NCCL's rules (course/nccl_rules.py).
-SWEEP = $(BIN)/python -m pytest -n 2 --dist loadfile -o faulthandler_timeout=7200
-sweep: sweep-answers sweep-nccl
+# course/project/one_file.py; layouts and options of labtrain, every two together; and tests and notebooks on ranks that talk by NCCL's rules (course/nccl_rules.py).
+PYTEST_SWEEP = $(BIN)/python -m pytest -n 2 --dist loadfile -o faulthandler_timeout=7200
+sweep: sweep-answers sweep-layouts sweep-nccl
 
 # The museum's fault that only GPUs have is shown on gloo first.
 GLOO_ONLY = --deselect "notebooks/08_3d_parallel.ipynb::Cell 54" --deselect "notebooks/08_3d_parallel.ipynb::Cell 55"
 
-sweep-answers: export LABKIT_ALL_ANSWERS = 1
+sweep-answers sweep-layouts: export SWEEP = 1
 sweep-answers: $(DEV)
-	$(SWEEP) tests/course/exercises tests/course/project
+	$(PYTEST_SWEEP) tests/course/exercises tests/course/project
+
+sweep-layouts: $(DEV)
+	$(PYTEST_SWEEP) tests/labtrain/test_trainer.py tests/labtrain/test_experts.py tests/labkit/expert_parallel/test_layer.py
 
 sweep-nccl: export NCCL_RULES = 1
 sweep-nccl: export PYTHONSTARTUP = $(CURDIR)/tests/support/nccl_startup.py
@@ -62,7 +65,7 @@ sweep-nccl: export PYTHONPATH = $(CURDIR)
 sweep-nccl: export LABKIT_PROGRESS = $(CURDIR)/build/tests_progress.json
 sweep-nccl: $(DEV)
 	@mkdir -p build && cat tests/nbval_sanitize.cfg tests/nbval_nccl.cfg > build/nbval_nccl.cfg
-	$(SWEEP) tests/labkit tests/labtrain tests/course $(NOTEBOOKS) --ignore tests/labkit/launch --nbval --nbval-current-env \
+	$(PYTEST_SWEEP) tests/labkit tests/labtrain tests/course $(NOTEBOOKS) --ignore tests/labkit/launch --nbval --nbval-current-env \
 		--nbval-sanitize-with build/nbval_nccl.cfg --nbval-cell-timeout 300 $(GLOO_ONLY)
 
 check: $(DEV)

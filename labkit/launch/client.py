@@ -24,6 +24,8 @@ from labkit.launch.wire import Connection
 # Two threads may launch at once: a question and its answer belong together
 _lock = threading.RLock()
 _ranks_will_train = False
+# A notebook that has imported one of these does so for its ranks.
+_SLOW_TO_IMPORT = frozenset(("torch._dynamo", "torch.distributed.tensor"))
 _server: "ServerHandle | None" = None  # one per process: starting it costs the import of torch
 
 
@@ -116,8 +118,9 @@ class ServerHandle:
         with _lock:
             # A list first: threads may import meanwhile.
             modules = {name for name in list(sys.modules) if name.startswith("labkit.")}
+            will_train = _ranks_will_train or not _SLOW_TO_IMPORT.isdisjoint(sys.modules)
             self.connection.send(
-                "fork", world_id, num_ranks, _ranks_will_train, modules, descriptors=descriptors
+                "fork", world_id, num_ranks, will_train, modules, descriptors=descriptors
             )
             kind, _, answer = self._await("forking ranks")
         if kind == "refused":

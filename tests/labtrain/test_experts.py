@@ -2,13 +2,13 @@
 
 In each run, all ranks of a group must call the same collectives in the same order (`tests.support.collectives`).
 
-`make test` runs a selection in which every two sizes and options meet that can. Every layout of eight ranks:
-``TRAIN_ALL=1 pytest -s -o faulthandler_timeout=7200 tests/labtrain/test_experts.py -k product``.
+`make test` runs a selection in which experts are divided beside each size and option. `make sweep-layouts` runs one in
+which every two meet that can, and every layout of eight ranks, which alone is
+``SWEEP=1 pytest -s -o faulthandler_timeout=7200 tests/labtrain/test_experts.py -k product``.
 """
 
 import itertools
 import math
-import os
 import random
 from contextlib import suppress
 from dataclasses import replace
@@ -30,6 +30,7 @@ from labtrain.estimate import estimate, what_a_rank_holds
 from labtrain.model import ParallelGPT
 from tests.labtrain.tiny import TINY, TODAY, in_few_launches, numbers
 from tests.support.collectives import check_order, recorded
+from tests.support.sweep import IS_SWEEP
 
 # Step 2 shows what step 1 has left behind, and the third step what biases do after two changes.
 MOE = replace(TINY, steps=3, warmup_steps=2, eval_interval=3, num_experts=8, moe_ffn_hidden_size=8)
@@ -216,10 +217,13 @@ def run_of(world_size, choice):
     return replace(MOE, **alone), config
 
 
-def some_runs(num_tried=300, seed=0):
-    """A few runs of sizes up to 2, in which all values meet in pairs that can; the next always adds most for its cost.
+DIVIDED = {("ep_size", 2), ("expert_tp_size", 2)}
 
-    Sizes of 4 and 8 come in the long sweep.
+
+def some_runs(num_tried=300, seed=0):
+    """A few runs of sizes up to 2, in which divided experts meet every value that they can; in a sweep, all do.
+
+    The next run always adds most for its cost. Sizes of 4 and 8 come in the long sweep.
     """
     draw, covers = random.Random(seed), {}
     while len(covers) < num_tried:
@@ -235,7 +239,8 @@ def some_runs(num_tried=300, seed=0):
             run_of(world_size, choice)
         except ValueError:
             continue
-        covers[world_size, choice] = {*itertools.combinations(choice, 2)}
+        pairs = itertools.combinations(choice, 2)
+        covers[world_size, choice] = {pair for pair in pairs if IS_SWEEP or DIVIDED & {*pair}}
     uncovered = set().union(*covers.values())
     while uncovered:
         best = max(covers, key=lambda run: len(covers[run] & uncovered) / run[0])
@@ -257,10 +262,10 @@ def compare(on_ranks, runs):
             assert got == pytest.approx(expected, rel=1e-10, abs=0), f"rank {rank} of {world_size}: {choice}"
 
 
-def test_every_two_sizes_and_options(on_ranks):
+def test_divided_experts_beside_every_size_and_option(on_ranks):
     runs = [*some_runs()]
     met = set().union(*(itertools.combinations(choice, 2) for _, choice in runs))
-    for pair in itertools.product(("ep_size", "expert_tp_size"), (1, 2)):
+    for pair in DIVIDED:
         for other in [("zero_stage", 3), ("schedule", "zero-bubble"), ("balance", "global"), ("recompute", "full")]:
             assert {(pair, other), (other, pair)} & met
     compare(on_ranks, runs)
@@ -281,7 +286,7 @@ HYBRID = [  # ranks, among how many an expert is divided and how many have the s
 
 def test_hybrid_shards_of_experts(on_ranks):
     runs = []
-    for world_size, sizes, options in HYBRID:
+    for world_size, sizes, options in HYBRID if IS_SWEEP else HYBRID[::2]:
         runs.append((world_size, tuple(({name: values[0] for name, values in FACTORS.items()} | options).items())))
         config = run_of(*runs[-1])[1]
         groups = config.layout(world_size).shard_groups(config.shard_size, experts=True)
@@ -317,7 +322,7 @@ def long_sweep(seed=0):
             yield 8, choice
 
 
-@pytest.mark.skipif("TRAIN_ALL" not in os.environ, reason="takes half an hour or more: set TRAIN_ALL=1")
+@pytest.mark.skipif(not IS_SWEEP, reason="takes half an hour or more")
 def test_the_whole_product_of_axes(on_ranks):
     compare(on_ranks, long_sweep())
 

@@ -1,8 +1,8 @@
 """Training on any number of ranks, in any layout: at each step the loss and the gradient norm of one process.
 
-`make test` runs the layouts at least once each, and every two options together at least once. More of them, in
-minutes or hours: ``TRAIN_ALL=1 pytest -s -o faulthandler_timeout=3600 tests/labtrain/test_trainer.py -k eight``, or
-``-k everything`` for each schedule, or ``-k product`` for all with all.
+`make test` runs each layout and each option at least once. `make sweep-layouts` runs every two options together, and
+takes hours. A part of it: ``SWEEP=1 pytest -s -o faulthandler_timeout=7200 tests/labtrain/test_trainer.py -k eight``
+takes minutes; ``-k everything`` is each schedule beside all else, ``-k product`` all with all.
 """
 
 import math
@@ -23,7 +23,10 @@ from labtrain import steps, train, training
 from labtrain.data import EVALUATION_SAMPLES
 from labtrain.model import ParallelGPT
 from tests.labtrain.tiny import TINY, TODAY, in_few_launches, numbers
+from tests.support.sweep import IS_SWEEP
 
+TOGETHER = 2 if IS_SWEEP else 1
+"""How many options meet in some run, whichever they are."""
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 
 # -- one process, against torch alone ----------------------------------------------------------------------------------
@@ -130,7 +133,7 @@ LAYOUTS = [
     for world_size in (1, 2, 4, 8)
     for t, c, p in product((1, 2, 4, 8), repeat=3)
     if world_size % (t * c * p) == 0
-    if world_size < 8 or (t * c * p > 2 and max(t, c, p) == 2) or "TRAIN_ALL" in os.environ  # eight share two cores
+    if world_size < 8 or (t * c * p > 2 and max(t, c, p) == 2) or IS_SWEEP  # eight share two cores
 ]
 OPTIONS = {
     "schedule": ("1f1b", "gpipe", "interleaved", "zero-bubble", "zero-bubble-v"),
@@ -190,11 +193,11 @@ def run_of(layout, values):
 
 
 def some_choices():
-    """A few of all, which cover every layout and every two options; the next is always one that adds most.
+    """A few of all, which cover every layout and every option; in a sweep, every two options.
 
-    But a layout of eight ranks comes only once.
+    The next is always one that adds most. But a layout of eight ranks comes only once.
     """
-    covers = {(layout, v): {layout, *combinations(zip(OPTIONS, v), 2)} for layout, v in all_choices()}
+    covers = {(layout, v): {layout, *combinations(zip(OPTIONS, v), TOGETHER)} for layout, v in all_choices()}
     uncovered = set().union(*covers.values())
 
     def adds(choice):
@@ -252,7 +255,7 @@ IN_A_PIPELINE = {  # every schedule beside every other axis; m, the number of mi
 
 
 def in_a_pipeline(most_ranks):
-    """The world size and the config of each choice that is possible on so many ranks, and its pairs of options."""
+    """The world size and the config of each choice that is possible on so many ranks, and what it covers."""
     for values in product(*IN_A_PIPELINE.values()):
         options = dict(zip(IN_A_PIPELINE, values))
         p, t, c, d = (options[f"{axis}_size"] for axis in ("pp", "tp", "cp", "dp"))
@@ -267,11 +270,10 @@ def in_a_pipeline(most_ranks):
             del options["dp_size"]
             sizes = dict(num_layers=2 * p, num_chunks=num_chunks_of(schedule), batch_size=m * d, micro_batch_size=1)
             config = replace(SHORT, **sizes, **options | ({} if options["tied"] else TODAY))
-            yield (p * t * c * d, config), {*combinations(zip(IN_A_PIPELINE, values), 2)}
+            yield (p * t * c * d, config), {*combinations(zip(IN_A_PIPELINE, values), TOGETHER)}
 
 
 def test_every_schedule_beside_every_axis(on_ranks):
-    """Every two options together at least once."""
     covers = dict(in_a_pipeline(most_ranks=4))
     runs, uncovered = [], set().union(*covers.values())
     while uncovered:
@@ -281,7 +283,7 @@ def test_every_schedule_beside_every_axis(on_ranks):
     compare_with_one_process(on_ranks, runs)
 
 
-@pytest.mark.skipif("TRAIN_ALL" not in os.environ, reason="takes an hour: set TRAIN_ALL=1")
+@pytest.mark.skipif(not IS_SWEEP, reason="takes an hour")
 @pytest.mark.parametrize("p", [2, 4])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_schedule_beside_everything(on_ranks, schedule, p):
@@ -344,7 +346,7 @@ def test_in_a_v_a_tied_weight_is_one_parameter_and_needs_no_message(on_ranks, sc
     assert found == ([(["embedding.weight"], 0), ([], 0)] if schedule == "v-half" else one_each)
 
 
-@pytest.mark.skipif("TRAIN_ALL" not in os.environ, reason="takes minutes: set TRAIN_ALL=1")
+@pytest.mark.skipif(not IS_SWEEP, reason="takes minutes")
 @pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout[0] == 8], ids=str)
 def test_every_attention_in_every_layout_of_eight(on_ranks, layout):
     varied = {"sequence_parallel", "tied", "context_parallel"}
@@ -355,7 +357,7 @@ def test_every_attention_in_every_layout_of_eight(on_ranks, layout):
     print(f"{layout}: {len(runs)} runs, worst {compare_with_one_process(on_ranks, runs)}")
 
 
-@pytest.mark.skipif("TRAIN_ALL" not in os.environ, reason="takes hours: set TRAIN_ALL=1")
+@pytest.mark.skipif(not IS_SWEEP, reason="takes hours")
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_whole_product(on_ranks, layout):
     runs = [run_of(*choice) for choice in all_choices() if choice[0] == layout]

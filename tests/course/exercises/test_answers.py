@@ -3,17 +3,15 @@
 Of the wrong answers on ranks few have the mark for `make test`, as each takes a quarter of a second.
 """
 
-import os
-
 import pytest
 
 from course.exercises import utilisation
 from course.exercises.base import Exercise
 from course.progress import all_exercises
 from tests.course.exercises.read_answers import ONLY_MEASURED, answers
+from tests.support.sweep import IS_SWEEP
 
 EXERCISES = {exercise.name: exercise for exercise in all_exercises() if isinstance(exercise, Exercise)}
-IS_SWEEP = "LABKIT_ALL_ANSWERS" in os.environ
 ANSWERS = answers()
 TRIED = [each for each in ANSWERS if each.status != ONLY_MEASURED and (each.in_make_test or IS_SWEEP)]
 

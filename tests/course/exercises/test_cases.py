@@ -6,7 +6,6 @@ function. `make sweep-answers` tries all changes that `tools.mutants` makes.
 
 import inspect
 import itertools
-import os
 import re
 import resource
 import sys
@@ -20,6 +19,7 @@ from course.exercises.on_ranks import RankExercise
 from course.exercises.source import source_of
 from course.progress import all_exercises
 from tests.course.exercises.conftest import limit_memory
+from tests.support.sweep import IS_SWEEP
 from tools.mutants import Mutant, mutants_of
 
 EXERCISES = {exercise.name: exercise for exercise in all_exercises() if isinstance(exercise, Exercise)}
@@ -199,7 +199,7 @@ def test_each_changed_solution_is_refused_or_is_the_same_function(
     path = tmp_path / "solution.py"
     path.write_text(source)
     found = mutants_of(path, tmp_path)
-    tried = found if not isinstance(exercise, RankExercise) or "LABKIT_ALL_ANSWERS" in os.environ else found[::12]
+    tried = found if not isinstance(exercise, RankExercise) or IS_SWEEP else found[::12]
     monkeypatch.setattr(calling, "MOST_SECONDS", 0.5)
     monkeypatch.setattr(type(exercise), "advice", lambda *_: "")  # what is said of them is not asked here
     accepted = set()

@@ -1,7 +1,6 @@
 """Every exercise of the course, by one set of rules. What is particular to one is in the test of its own file."""
 
 import json
-import os
 import re
 
 import pytest
@@ -12,6 +11,7 @@ from course.exercises.on_ranks import RankExercise
 from course.museum import Museum
 from course.progress import all_exercises
 from course.working_copy import ROOT, find
+from tests.support.sweep import IS_SWEEP
 
 ALL = all_exercises()
 EXERCISES = [each for each in ALL if isinstance(each, Exercise)]
@@ -19,9 +19,9 @@ MISTAKES = [
     pytest.param(exercise, mistake, id=f"{exercise.name}-{index}")
     for exercise in EXERCISES
     for index, mistake in enumerate(exercise.mistakes)
-    if not (index % 3 and isinstance(exercise, RankExercise)) or "LABKIT_ALL_ANSWERS" in os.environ
+    if not (index % 3 and isinstance(exercise, RankExercise)) or IS_SWEEP
 ]
-"""Of those on ranks every third, as each takes a quarter of a second; all with LABKIT_ALL_ANSWERS=1."""
+"""Of those on ranks every third, as each takes a quarter of a second; all in `make sweep-answers`."""
 
 
 def by_name(exercise):

@@ -16,6 +16,7 @@ from course.exercises import standstill
 from course.exercises.standstill import CASES, REPAIRS, SHOWS, case_1, case_5, causes, repair_1
 from course.pictures.standstill import QUESTIONS
 from course.standstill.runner import Job
+from tests.support.sweep import IS_SWEEP
 
 SHOWN = {
     "case_1": (
@@ -40,11 +41,10 @@ SHOWN = {
 
 IN_SHORT = ["case_11", "case_12"]
 """The notebook's own run has cases 1 to 4; these are looked at by every test run, and all in `make sweep`."""
-ALL = "LABKIT_ALL_ANSWERS" in os.environ
 
 
 def only(names):
-    return [pytest.param(each, id=each.name) for each in CASES if ALL or each.name in names]
+    return [pytest.param(each, id=each.name) for each in CASES if IS_SWEEP or each.name in names]
 
 
 @pytest.mark.gloo
@@ -60,7 +60,7 @@ def test_a_job_shows_its_symptom(case, nothing_is_left):
 
 @pytest.mark.gloo
 @pytest.mark.parametrize(
-    "repair", [each for each in REPAIRS if ALL or each.name == "repair_9"], ids=lambda each: each.name
+    "repair", [each for each in REPAIRS if IS_SWEEP or each.name == "repair_9"], ids=lambda each: each.name
 )
 def test_a_mended_job_ends_by_itself(repair, nothing_is_left):
     verdict = repair.verdict(repair.mended)
@@ -68,7 +68,7 @@ def test_a_mended_job_ends_by_itself(repair, nothing_is_left):
 
 
 @pytest.mark.gloo
-@pytest.mark.skipif(not ALL, reason="takes a dozen seconds")
+@pytest.mark.skipif(not IS_SWEEP, reason="takes a dozen seconds")
 def test_a_slow_job_is_not_killed():
     job = case_5.run()
     assert job.status == "ended"

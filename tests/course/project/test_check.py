@@ -1,6 +1,5 @@
 """The check of a learner's file: our parts pass, stubs are not attempted, and what is wrong is told by its advice."""
 
-import os
 import subprocess
 import sys
 
@@ -9,8 +8,8 @@ import pytest
 from course.project.check import TITLES, check
 from course.project.mistakes import MISTAKES
 from course.project.parts import ONE_FILE, steps, to_begin_with, written_in
+from tests.support.sweep import IS_SWEEP
 
-ALL = "LABKIT_ALL_ANSWERS" in os.environ  # make sweep-answers
 FIRST = {mistake.step: index for index, mistake in reversed([*enumerate(MISTAKES)])}
 SAMPLE = [*FIRST.values()][::2]
 
@@ -30,13 +29,13 @@ def test_a_learner_begins_with_stubs_of_all_parts(tmp_path):
     assert {check(path, step).status for step in TITLES} == {"not attempted"}
 
 
-@pytest.mark.parametrize("step", TITLES if ALL else [7])
+@pytest.mark.parametrize("step", TITLES if IS_SWEEP else [7])
 def test_our_parts_pass(step):
     assert str(check(ONE_FILE, step)) == f"step {step}, {TITLES[step]}: passed"
 
 
 @pytest.mark.parametrize(
-    "index", range(len(MISTAKES)) if ALL else SAMPLE, ids=lambda index: f"{MISTAKES[index].part}-{index}"
+    "index", range(len(MISTAKES)) if IS_SWEEP else SAMPLE, ids=lambda index: f"{MISTAKES[index].part}-{index}"
 )
 def test_each_mistake_gets_its_own_advice(index, tmp_path):
     mistake = MISTAKES[index]

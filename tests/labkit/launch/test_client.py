@@ -71,12 +71,13 @@ def test_stale_run_directory_is_removed(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["labkit-starting"]
 
 
-def test_ranks_that_will_train_find_imported_what_an_optimizer_needs():
+@pytest.mark.parametrize("announced", ["client.will_train()", "import torch.distributed.tensor"])
+def test_ranks_that_will_train_find_imported_what_an_optimizer_needs(announced):
     """Eight ranks would each import it, on the cores that they share."""
     code = "import sys; from labkit.launch import client, launch\n"
     code += "def found(): return 'torch._dynamo' in sys.modules and 'labtrain' not in sys.modules\n"
     code += "facts = launch(found, world_size=1)\n"
-    code += "client.will_train()\n"
+    code += f"{announced}\n"
     code += "print(facts + launch(found, world_size=2))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert ran.stdout.splitlines()[-1] == "[False, True, True]", ran
