@@ -10,8 +10,8 @@ from labkit.launch import RankFailed, launch
 from labkit.placement import placements
 from labtrain import Trainer, training
 from labtrain.checkpoint_tensors import slices_of
-from tests.labtrain.test_trainer import train_plainly
 from tests.labtrain.tiny import TINY, TODAY, in_few_launches, numbers
+from tests.support.plain import train_plainly
 
 
 def no_spaces(targets, rows):
@@ -75,7 +75,7 @@ LAYOUTS = [
 def test_the_mean_is_over_all_that_count(on_ranks, kind):
     whole_batch = replace(SHORT, micro_batch_size=8)
     [(alone, tensors)] = on_ranks(trained, whole_batch, kind, world_size=1)
-    assert alone == pytest.approx(train_plainly(whole_batch, MASKS[kind]), rel=1e-10, abs=0)
+    assert alone == pytest.approx(train_plainly(whole_batch, MASKS[kind])[0], rel=1e-10, abs=0)
     runs = [(world_size, (replace(SHORT, **options), kind, tensors), None) for world_size, options in LAYOUTS]
     for (world_size, (config, *_), _), ranks in in_few_launches(on_ranks, trained, runs):
         for got in ranks:

@@ -16,7 +16,6 @@ from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from labkit.expert_parallel import Router
 from labkit.groups import group_of_one
@@ -25,11 +24,11 @@ from labkit.parallel_config import V_SHAPED
 from labkit.tensor_parallel import ParallelMLP
 from labtrain import TrainConfig, train, training
 from labtrain.checkpoint_tensors import SlicedTensor, tensors_of
-from labtrain.data import EVALUATION_SAMPLES
 from labtrain.estimate import estimate, what_a_rank_holds
 from labtrain.model import ParallelGPT
 from tests.labtrain.tiny import TINY, TODAY, in_few_launches, numbers
 from tests.support.collectives import check_order, recorded
+from tests.support.plain import train_plainly
 from tests.support.sweep import IS_SWEEP
 
 # Step 2 shows what step 1 has left behind, and the third step what biases do after two changes.
@@ -66,91 +65,14 @@ SMALL = {"tp_size": 2, "cp_size": 2, "pp_size": 2, "ep_size": 2, "expert_tp_size
 # -- one process, against plain torch ----------------------------------------------------------------------------------
 
 
-class PlainGPT:
-    """The oracle: the whole model on the whole batch, every expert on every token; GPT-2's form, softmax, k > 1."""
-
-    def __init__(self, config):
-        self.config, self.dataset = config, config.make_dataset()
-        start = ParallelGPT(config.shape, group_of_one(), seed=config.seed, dtype=torch.float64)
-        self.weights = {name: p.detach().clone().requires_grad_() for name, p in start.named_parameters()}
-        self.biases = [torch.zeros(config.num_experts, dtype=torch.float64) for _ in range(config.num_layers)]
-
-    def forward(self, first, rows):
-        """The cross-entropy of some rows, the losses of the routers, and how often each expert was chosen."""
-        config, w = self.config, self.weights
-        samples = [self.dataset.sample(first + row, config.seq_length + 1) for row in rows]
-        tokens = torch.stack([torch.from_numpy(sample) for sample in samples])
-        x, extra, loads = w["embedding.weight"][tokens[:, :-1]] + w["positions"], 0.0, []
-        for i in range(config.num_layers):
-
-            def of(name, x, i=i):
-                return F.linear(x, w[f"layers.{i}.{name}.weight"], w[f"layers.{i}.{name}.bias"])
-
-            def normed(name, x, i=i):
-                named = w[f"layers.{i}.{name}.weight"], w[f"layers.{i}.{name}.bias"]
-                return F.layer_norm(x, x.shape[-1:], *named)
-
-            qkv = of("attention.qkv", normed("attention_norm", x)).unflatten(-1, (3, config.num_attention_heads, -1))
-            q, k, v = qkv.permute(2, 0, 3, 1, 4)
-            attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + of("attention.out", attended.transpose(1, 2).flatten(2))
-            output, losses, load = self.experts(i, normed("mlp_norm", x))
-            x, extra, loads = x + output, extra + losses, [*loads, load]
-        logits = F.layer_norm(x, x.shape[-1:], w["norm.weight"], w["norm.bias"]) @ w["embedding.weight"].T
-        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()), extra, loads
-
-    def experts(self, i, x):
-        config, layer = self.config, {n.split("mlp.")[1]: p for n, p in self.weights.items() if f"layers.{i}.mlp." in n}
-        logits = x @ layer["router.weight"].T
-        scores = logits.softmax(-1)
-        chosen = (scores + self.biases[i]).topk(config.top_k, -1).indices
-        mask = F.one_hot(chosen, config.num_experts).sum(-2)  # [rows, seq, experts]
-        probs = scores * mask / (scores * mask).sum(-1, keepdim=True)
-        each = [F.gelu(x @ up.T) @ down.T for up, down in zip(layer["experts.up"], layer["experts.down"])]
-        output = sum(probs[..., e, None] * each[e] for e in range(config.num_experts))
-        load = mask.sum((0, 1))
-        by_scores_alone = scores.topk(config.top_k, -1).indices
-        preferred = F.one_hot(by_scores_alone, config.num_experts).sum((0, 1, 2))
-        aux = config.num_experts * (preferred / preferred.sum() * scores.mean((0, 1))).sum()
-        z = logits.logsumexp(-1).square().mean()
-        return output, config.aux_loss_coefficient * aux + config.z_loss_coefficient * z, load
-
-    def train(self):
-        config, weights = self.config, [*self.weights.values()]
-        decay = [dict(params=[p for p in weights if p.dim() > 1]), dict(params=[p for p in weights if p.dim() == 1])]
-        decay[1]["weight_decay"] = 0.0
-        optimizer = torch.optim.AdamW(decay, lr=1.0, betas=(0.9, 0.95), weight_decay=config.weight_decay)
-        result, size = [], config.micro_batch_size
-        for step in range(config.steps):
-            optimizer.zero_grad()
-            total, loads = 0.0, 0
-            for start in range(0, config.batch_size, size):
-                loss, extra, load = self.forward(step * config.batch_size, range(start, start + size))
-                total, loads = total + loss.item() * size / config.batch_size, loads + torch.stack(load)
-                ((loss + extra) * size / config.batch_size).backward()
-            norm = torch.nn.utils.clip_grad_norm_(weights, config.clip_norm)
-            for group in optimizer.param_groups:
-                group["lr"] = config.learning_rate_at(step)
-            optimizer.step()
-            for bias, load in zip(self.biases, loads):
-                bias += config.expert_bias_update_rate * (load.double().mean() - load).sign()
-            is_due = (step + 1) % config.eval_interval == 0
-            with torch.no_grad():
-                evaluation = self.forward(EVALUATION_SAMPLES, range(config.batch_size))[0].item() if is_due else 0.0
-            result += [total, norm.item(), evaluation]
-        return result
-
-
 def test_one_process_trains_as_plain_torch_does(on_ranks):
     balance = dict(aux_loss_coefficient=0.3, z_loss_coefficient=0.1, expert_bias_update_rate=0.02)
     config = replace(MOE, steps=5, num_layers=2, **balance)
-    oracle = PlainGPT(config)
-    expected = oracle.train()
+    expected, oracle = train_plainly(config)
     assert numbers(on_ranks(train, config, world_size=1)[0]) == pytest.approx(expected, rel=1e-10, abs=0)
-    assert sum(map(abs, oracle.biases)).max() > 0
-    without = PlainGPT(
-        replace(config, aux_loss_coefficient=0.0, z_loss_coefficient=0.0, expert_bias_update_rate=0.0)
-    ).train()
+    assert sum(map(abs, oracle.expert_biases)).max() > 0
+    no_balance = dict.fromkeys(balance, 0.0)
+    without, _ = train_plainly(replace(config, **no_balance))
     assert abs(without[-3] - expected[-3]) > 1e-5, "balancing changes nothing"
 
 

@@ -12,8 +12,8 @@ from labtrain import training
 from labtrain.build import build, wrap
 from labtrain.checkpoint_tensors import make_states
 from labtrain.master_weights import MasterWeights
-from tests.labtrain.test_trainer import train_plainly
 from tests.labtrain.tiny import TINY, numbers
+from tests.support.plain import train_plainly
 
 BELOW = ("embedding", "positions", "layers.0.", "layers.1.")
 FROZEN = {
@@ -56,18 +56,9 @@ LAYOUTS = [  # each with every choice of what is frozen, over the table
 @pytest.mark.parametrize(("world_size", "options", "which"), LAYOUTS, ids=str)
 def test_frozen_in_every_layout(on_ranks, world_size, options, which):
     config = replace(TINY, steps=3, warmup_steps=2, eval_interval=3)
-    expected = train_plainly(config, is_frozen=lambda name, _: torchs(name, which))
+    expected, _ = train_plainly(config, is_frozen=lambda name, _: name.startswith(FROZEN[which]))
     for got, _ in on_ranks(trained, replace(config, **options), which, world_size=world_size):
         assert got == pytest.approx(expected, rel=1e-10, abs=0)
-
-
-def torchs(name, which):
-    """Whether a parameter of torch's layers, by its name there, is frozen."""
-    names = {"norm1": "attention_norm", "norm2": "mlp_norm", "linear1": "mlp.up", "linear2": "mlp.down"}
-    names |= {"self_attn.out_proj": "attention.out", "self_attn.in_proj_": "attention.qkv."}
-    for theirs, ours in names.items():
-        name = name.replace(theirs, ours)
-    return name.startswith(FROZEN[which])
 
 
 RELAY = [  # a step each
@@ -82,7 +73,7 @@ RELAY = [  # a step each
 @pytest.mark.parametrize("precision", ["float64", "bfloat16"])
 def test_saved_resumed_and_trained_later(on_ranks, tmp_path, capsys, precision):
     config = replace(TINY, steps=6, warmup_steps=2, eval_interval=1, precision=precision)
-    expected = train_plainly(config, is_frozen=lambda name, step: torchs(name, RELAY[min(step, 4)][0]))
+    expected, _ = train_plainly(config, is_frozen=lambda name, step: name.startswith(FROZEN[RELAY[min(step, 4)][0]]))
     resumed = replace(config, checkpoint_dir=str(tmp_path), resume=True, save_interval=1)
     for step, (which, world_size, options) in enumerate(RELAY):
         ranks = on_ranks(trained, replace(resumed, **options), which, 1, world_size=world_size)

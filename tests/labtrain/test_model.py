@@ -1,4 +1,4 @@
-"""The small GPT against one written with torch.nn: on any number of ranks, the same loss and the same gradients."""
+"""The small GPT against one of plain torch: on any number of ranks, the same loss and the same gradients."""
 
 import math
 from dataclasses import replace
@@ -15,127 +15,29 @@ from labkit.data_parallel.replicas import materialize
 from labkit.groups import group_of_one, local_device
 from labkit.placement import Placement, placements
 from labkit.shape import GPT
-from labkit.tensor_parallel import ParallelSelfAttention, ShardedDropout, shard_like, unshard
+from labkit.tensor_parallel import ParallelSelfAttention, ShardedDropout, unshard
 from labtrain.model import STD, ParallelGPT, normal
+from tests.labtrain import parity
+from tests.labtrain.parity import (
+    assert_same,
+    give_values,
+    loss_and_gradients,
+    loss_of,
+    plain_loss_and_gradients,
+    unsharded_gradients,
+)
 
 SHAPE = GPT(
     num_layers=3, hidden_size=16, seq_length=8, vocab_size=13, num_attention_heads=4
 )  # 13: t divides no vocabulary
-BATCH = 3
 
 
-class PlainGPT(nn.Module):
-    """The oracle: the same model from torch.nn alone, with attention written out. Names as in `ParallelGPT`."""
-
-    def __init__(self, shape):
-        super().__init__()
-        self.embedding = nn.Embedding(shape.vocab_size, shape.hidden_size)
-        self.positions = nn.Parameter(torch.empty(shape.seq_length, shape.hidden_size))
-        self.layers = nn.ModuleDict({str(i): PlainLayer(shape) for i in range(shape.num_layers)})
-        self.norm = nn.LayerNorm(shape.hidden_size)
-
-    def loss(self, ids, targets):
-        x = self.embedding(ids) + self.positions[: ids.size(1)]
-        for layer in self.layers.values():
-            x = layer(x)
-        logits = self.norm(x) @ self.embedding.weight.T
-        return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+def tokens():
+    return parity.tokens(SHAPE)
 
 
-class PlainLayer(nn.Module):
-    def __init__(self, shape):
-        super().__init__()
-        h = shape.hidden_size
-        self.num_heads = shape.num_attention_heads
-        self.attention_norm, self.mlp_norm = nn.LayerNorm(h), nn.LayerNorm(h)
-        self.attention = nn.ModuleDict({"qkv": nn.Linear(h, 3 * h), "out": nn.Linear(h, h)})
-        self.mlp = nn.ModuleDict({"up": nn.Linear(h, 4 * h), "down": nn.Linear(4 * h, h)})
-
-    def forward(self, x):
-        batch, seq, h = x.shape
-        q, k, v = self.attention["qkv"](self.attention_norm(x)).view(batch, seq, 3, self.num_heads, -1).unbind(2)
-        scores = torch.einsum("bqnd,bknd->bnqk", q, k) / math.sqrt(h / self.num_heads)
-        scores = scores.masked_fill(torch.ones(seq, seq).triu(1).bool(), float("-inf"))
-        attended = torch.einsum("bnqk,bknd->bqnd", scores.softmax(-1), v).reshape(batch, seq, h)
-        x = x + self.attention["out"](attended)
-        return x + self.mlp["down"](nn.functional.gelu(self.mlp["up"](self.mlp_norm(x))))
-
-
-def tokens(shape=SHAPE, batch=BATCH, seq=None):
-    """Ids and targets, the same on every rank."""
-    generator = torch.Generator().manual_seed(1)
-    return torch.randint(shape.vocab_size, (2, batch, seq or shape.seq_length), generator=generator).to(local_device())
-
-
-def any_value(name, size):
-    """A value for each parameter that its name decides: also for biases and norms, which start as zeros and ones."""
-    value = torch.empty(size, dtype=torch.float64)
-    normal(f"test {name}", seed=0, std=0.3)(value)
-    return value
-
-
-def stages_of(group, num_stages=1, shape=SHAPE, **options):
-    """All stages of a model, here in one process."""
-    options = {"dtype": torch.float64, "device": local_device()} | options
-    return [ParallelGPT(shape, group, stage=i, num_stages=num_stages, **options) for i in range(num_stages)]
-
-
-def whole_sizes():
-    return {name: value.shape for name, value in PlainGPT(SHAPE).state_dict().items()}
-
-
-def give_values(stages, group):
-    """Set every parameter to its shard of `any_value`."""
-    sizes = whole_sizes()
-    for stage in stages:
-        placed = placements(stage)
-        for name, parameter in stage.named_parameters():
-            whole = any_value(name, sizes[name]).to(local_device())
-            parameter.data.copy_(shard_like(whole, placed[name]))
-
-
-def loss_of(stages, ids, targets):
-    x = ids
-    for stage in stages:
-        x = stage(x)
-    return stages[-1].loss(x, targets)
-
-
-def whole_gradients(stages, group):
-    """Of every parameter, by name; the tied embedding's are added up over the stages that hold it."""
-    gradients = {}
-    for stage in stages:
-        placed = placements(stage)
-        for name, parameter in stage.named_parameters():
-            gradient = unshard(parameter.grad, placed[name]).cpu()
-            gradients[name] = gradients.get(name, 0) + gradient
-    return gradients
-
-
-def loss_and_gradients(group, *, seq=None, **options):
-    """On one rank: of the model with `any_value` in it."""
-    stages = stages_of(group, **options)
-    give_values(stages, group)
-    loss = loss_of(stages, *tokens(seq=seq))
-    loss.backward()
-    return loss.item(), whole_gradients(stages, group)
-
-
-def plain_loss_and_gradients(seq=None):
-    plain = PlainGPT(SHAPE).double()
-    plain.load_state_dict({name: any_value(name, size) for name, size in whole_sizes().items()})
-    loss = plain.loss(*tokens(seq=seq))
-    loss.backward()
-    return loss.item(), {name: parameter.grad for name, parameter in plain.named_parameters()}
-
-
-def assert_same(got, expected):
-    (loss, gradients), (expected_loss, expected_gradients) = got, expected
-    assert loss == pytest.approx(expected_loss, rel=1e-10, abs=0)
-    assert gradients.keys() == expected_gradients.keys()
-    for name, gradient in expected_gradients.items():
-        assert gradient.abs().max() > 1e-6, f"{name} has no gradient to compare"
-        torch.testing.assert_close(gradients[name], gradient, rtol=1e-10, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+def stages_of(group, shape=SHAPE, **options):
+    return parity.stages_of(shape, group, **options)
 
 
 ARRANGEMENTS = [  # any two of the options meet in all four ways
@@ -148,9 +50,9 @@ def test_loss_and_every_gradient(on_ranks):
     """With and without sequence parallelism and recomputation, in one stage and in two."""
 
     def each_way():
-        return [loss_and_gradients(dist.group.WORLD, **options) for options in ARRANGEMENTS]
+        return [loss_and_gradients(SHAPE, dist.group.WORLD, **options) for options in ARRANGEMENTS]
 
-    expected = plain_loss_and_gradients()
+    expected = plain_loss_and_gradients(SHAPE)
     for rank in on_ranks(each_way, world_size=4):
         for options, got in zip(ARRANGEMENTS, rank, strict=True):
             try:
@@ -162,15 +64,15 @@ def test_loss_and_every_gradient(on_ranks):
 @pytest.mark.parametrize("num_stages", [1, 2, 3])
 def test_stages_without_a_world(num_stages):
     """Stages one after another are the whole model, in one process that launches nothing."""
-    assert_same(loss_and_gradients(group_of_one(), num_stages=num_stages), plain_loss_and_gradients())
+    assert_same(loss_and_gradients(SHAPE, group_of_one(), num_stages=num_stages), plain_loss_and_gradients(SHAPE))
 
 
 def test_a_sequence_shorter_than_the_longest(on_ranks):
     def short():
-        return loss_and_gradients(dist.group.WORLD, seq=6, sequence_parallel=True)
+        return loss_and_gradients(SHAPE, dist.group.WORLD, seq=6, sequence_parallel=True)
 
-    expected = plain_loss_and_gradients(seq=6)
-    assert_same(loss_and_gradients(group_of_one(), seq=6), expected)
+    expected = plain_loss_and_gradients(SHAPE, seq=6)
+    assert_same(loss_and_gradients(SHAPE, group_of_one(), seq=6), expected)
     for got in on_ranks(short):
         assert_same(got, expected)
 
@@ -224,7 +126,6 @@ def test_every_layout_starts_with_the_same_weights(on_ranks):
         return [start_weights(dist.group.WORLD, num_stages=num_stages) for num_stages in (1, 3)]
 
     alone = start_weights(group_of_one())
-    PlainGPT(SHAPE).load_state_dict(alone)  # the same names and shapes, all of them
     assert_equal(start_weights(group_of_one(), num_stages=2), alone)
     for in_one, in_three in on_ranks(gathered, world_size=4):
         assert_equal(in_one, alone)
@@ -372,11 +273,11 @@ def test_dropout_of_attention_differs_over_ranks(on_ranks):
 
 def gradients_with_dropout(group, seed, recompute, sequence_parallel):
     stages = stages_of(group, dropout=0.3, recompute=recompute, sequence_parallel=sequence_parallel)
-    give_values(stages, group)
+    give_values(stages, SHAPE)
     torch.manual_seed(seed)
     loss = loss_of(stages, *tokens())
     loss.backward()
-    return loss.item(), whole_gradients(stages, group)
+    return loss.item(), unsharded_gradients(stages)
 
 
 def test_recomputation_replays_dropout(on_ranks):
@@ -412,11 +313,11 @@ def test_a_step_sends_what_the_formula_says(on_ranks):
             loss.backward()
         return [[(r.operation, r.message_bytes) for r in log.records] for log in (forward, loss_log, backward)]
 
-    activations = ("all_reduce", 8 * BATCH * SHAPE.seq_length * SHAPE.hidden_size)
+    activations = ("all_reduce", 8 * tokens()[0].numel() * SHAPE.hidden_size)
     forward, of_loss, backward = on_ranks(count)[0]
     assert forward == [activations] * (2 * SHAPE.num_layers + 1)
     assert backward == [activations] * (2 * SHAPE.num_layers + 1)
-    assert of_loss == [("all_reduce", 8 * BATCH * SHAPE.seq_length), ("all_reduce", 3 * 8 * BATCH * SHAPE.seq_length)]
+    assert of_loss == [("all_reduce", 8 * tokens()[0].numel()), ("all_reduce", 3 * 8 * tokens()[0].numel())]
 
 
 def saved_bytes(recompute):
@@ -434,7 +335,7 @@ def saved_bytes(recompute):
 
 
 def test_recomputation_keeps_only_the_inputs_of_layers():
-    hidden = 8 * BATCH * SHAPE.seq_length * SHAPE.hidden_size
+    hidden = 8 * tokens()[0].numel() * SHAPE.hidden_size
     around = 4 * hidden  # the final norm's input, output and statistics; the loss's softmax; none larger than hidden
     assert saved_bytes(recompute="full") <= SHAPE.num_layers * hidden + around
     assert saved_bytes(recompute="none") > SHAPE.num_layers * 10 * hidden

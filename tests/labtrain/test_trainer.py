@@ -5,24 +5,20 @@ takes hours. A part of it: ``SWEEP=1 pytest -s -o faulthandler_timeout=7200 test
 takes minutes; ``-k everything`` is each schedule beside all else, ``-k product`` all with all.
 """
 
-import math
 import os
 from dataclasses import replace
 from itertools import combinations, product
 
 import pytest
 import torch
-from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
 from course.stream import stream
-from labkit.groups import group_of_one, local_device
+from labkit.groups import local_device
 from labkit.launch import RankFailed, World, launch
 from labkit.parallel_config import SCHEDULES, V_SHAPED
 from labtrain import steps, train, training
-from labtrain.data import EVALUATION_SAMPLES
-from labtrain.model import ParallelGPT
 from tests.labtrain.tiny import TINY, TODAY, in_few_launches, numbers
+from tests.support.plain import train_plainly
 from tests.support.sweep import IS_SWEEP
 
 TOGETHER = 2 if IS_SWEEP else 1
@@ -32,89 +28,10 @@ TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 # -- one process, against torch alone ----------------------------------------------------------------------------------
 
 
-class PlainGPT(nn.Module):
-    """The oracle: torch's own transformer layers, the whole model and the whole batch."""
-
-    def __init__(self, config, vocab_size):
-        super().__init__()
-        h = config.hidden_size
-        self.embedding, self.positions = nn.Embedding(vocab_size, h), nn.Parameter(torch.empty(config.seq_length, h))
-        layers = [
-            nn.TransformerEncoderLayer(
-                h, config.num_attention_heads, 4 * h, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
-            )
-            for _ in range(config.num_layers)
-        ]
-        self.layers, self.norm = nn.ModuleList(layers), nn.LayerNorm(h)
-
-    def loss(self, tokens, leave_out):
-        inputs, targets = tokens[:, :-1], tokens[:, 1:]
-        mask = nn.Transformer.generate_square_subsequent_mask(inputs.size(1), dtype=torch.float64)
-        x = self.embedding(inputs) + self.positions
-        for layer in self.layers:
-            x = layer(x, src_mask=mask, is_causal=True)
-        logits = self.norm(x) @ self.embedding.weight.T
-        return nn.functional.cross_entropy(logits.flatten(0, 1), leave_out(targets, range(len(targets))).flatten())
-
-
-TORCHS_NAMES = {
-    "attention_norm": "norm1", "mlp_norm": "norm2", "mlp.up": "linear1", "mlp.down": "linear2",
-    "attention.out": "self_attn.out_proj", "attention.qkv.": "self_attn.in_proj_",
-}  # fmt: skip
-
-
-def torchs_name(name):
-    for ours, theirs in TORCHS_NAMES.items():
-        name = name.replace(ours, theirs)
-    return name
-
-
-def train_plainly(config, leave_out=lambda targets, rows: targets, is_frozen=lambda name, step: False):
-    """Losses, gradient norms and evaluation losses by what PyTorch has: optimizer, clipping, learning-rate schedule.
-
-    ``leave_out(targets, rows)`` makes those targets -100 that do not count; ``is_frozen(name, step)`` says what is not
-    trained in a step.
-    """
-    text = config.make_dataset()
-    model = PlainGPT(config, text.vocab_size).double()
-    start = ParallelGPT(config.shape, group_of_one(), seed=config.seed, dtype=torch.float64)
-    model.load_state_dict({torchs_name(name): value for name, value in start.state_dict().items()})
-    decayed = [parameter for parameter in model.parameters() if parameter.dim() > 1]
-    others = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
-        lr=config.learning_rate,
-        betas=(0.9, 0.95),
-    )
-    rise = LinearLR(optimizer, start_factor=1 / config.warmup_steps, total_iters=config.warmup_steps - 1)
-    fall = CosineAnnealingLR(optimizer, config.steps - config.warmup_steps, eta_min=config.min_learning_rate)
-    rates = SequentialLR(optimizer, [rise, fall], milestones=[config.warmup_steps])
-
-    def batch(first):
-        samples = [text.sample(first + row, config.seq_length + 1) for row in range(config.batch_size)]
-        return torch.stack([torch.from_numpy(sample) for sample in samples])
-
-    result = []
-    for step in range(config.steps):
-        optimizer.zero_grad()
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(not is_frozen(name, step))
-        loss = model.loss(batch(step * config.batch_size), leave_out)
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm or math.inf)
-        optimizer.step()
-        rates.step()
-        with torch.no_grad():
-            is_due = (step + 1) % config.eval_interval == 0
-            evaluation = model.loss(batch(EVALUATION_SAMPLES), leave_out).item() if is_due else 0.0
-        result += [loss.item(), norm.item(), evaluation]
-    return result
-
-
 @pytest.mark.parametrize("clip_norm", [0.0, 0.7, 100.0])
 def test_one_process_trains_as_torch_does(on_ranks, clip_norm):
     config = replace(TINY, clip_norm=clip_norm)
-    expected = train_plainly(config)
+    expected, _ = train_plainly(config)
     assert numbers(on_ranks(train, config, world_size=1)[0]) == pytest.approx(expected, rel=1e-10, abs=0)
     norms = expected[1::3]
     assert all(norm > 0.7 for norm in norms[:3]), "0.7 would clip nothing"
@@ -122,7 +39,7 @@ def test_one_process_trains_as_torch_does(on_ranks, clip_norm):
 
 
 def test_clipping_changes_the_training():
-    clipped, free = (train_plainly(replace(TINY, steps=4, clip_norm=clip_norm)) for clip_norm in (0.01, 0.0))
+    clipped, free = (train_plainly(replace(TINY, steps=4, clip_norm=clip_norm))[0] for clip_norm in (0.01, 0.0))
     assert abs(clipped[-3] - free[-3]) > 1e-8
 
 
