@@ -1,7 +1,8 @@
 """Writes a plan as options of Megatron-LM.
 
-Sources: megatron/training/arguments.py of github.com/NVIDIA/Megatron-LM at commit 000c4ac24f61; the meaning of layouts,
-patterns of layers and ways of context parallelism: megatron-core 0.16.1, megatron/core/transformer.
+`megatron_defaults.tsv` says what Megatron-LM does where an option is not given. A test walks it: each default is what a
+plan means, or the option is written, or a sentence names it. Source: github.com/NVIDIA/Megatron-LM at commit
+d98e8a64ddf3, megatron/training/arguments.py and megatron/core/transformer.
 """
 
 from course.sizing.plan import Plan
@@ -12,52 +13,140 @@ _CONTEXT = {"ring": "p2p", "ulysses": "a2a", "all_gather": "all_gather"}
 
 def megatron_options(plan: Plan) -> tuple[dict[str, object], dict[str, bool]]:
     """Return the options of a plan, and sentences about what they do not say, each with whether that is so."""
-    model, t, p, v, stage = plan.model, plan.tp_size, plan.pp_size, plan.num_chunks, plan.zero_stage
-    is_fsdp, full, shared = stage >= 2, plan.recompute == "full", model.num_shared_experts * model.expert_width
-    moe_layers = [int(model.has_experts(layer)) for layer in range(model.num_layers)]
-    norms = model.attention_norms if isinstance(model, AnyGPT) else 0
-    options: dict[str, object] = {
-        "--num-layers": model.num_layers, "--hidden-size": model.hidden_size, "--ffn-hidden-size": model.mlp_width,
-        "--num-attention-heads": model.num_attention_heads, "--num-query-groups": model.num_query_groups,
-        "--group-query-attention": model.num_query_groups is not None, "--seq-length": model.seq_length,
-        "--kv-channels": query_size(model) // (model.num_attention_heads or 1), "--qk-layernorm": norms > 0,
-        "--max-position-embeddings": model.seq_length, "--norm-epsilon": model.norm_eps,
-        "--normalization": {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}[model.norm],
+    options = _shape(plan) | _layout(plan) | _data_parallel(plan) | _computing(plan)
+    missing = _missing(plan)
+    if plan.model.num_experts:
+        options |= _experts(plan)
+        missing |= _missing_of_experts(plan)
+    return options, missing
+
+
+def _has_latents(plan: Plan) -> bool:
+    return isinstance(plan.model, AnyGPT) and bool(plan.model.latent_attention)
+
+
+def _shape(plan: Plan) -> dict[str, object]:
+    model = plan.model
+    return {
+        "--num-layers": model.num_layers,
+        "--hidden-size": model.hidden_size,
+        "--ffn-hidden-size": model.mlp_width,
+        "--num-attention-heads": model.num_attention_heads,
+        "--num-query-groups": model.num_query_groups,
+        "--group-query-attention": model.num_query_groups is not None,
+        "--kv-channels": None if _has_latents(plan) else query_size(model) // (model.num_attention_heads or 1),
+        "--multi-latent-attention": _has_latents(plan),
+        "--qk-layernorm": isinstance(model, AnyGPT) and model.attention_norms > 0,
+        "--seq-length": model.seq_length,
+        "--max-position-embeddings": model.seq_length,
         "--position-embedding-type": {"learned": "learned_absolute", "rope": "rope"}[model.positions],
         "--rotary-base": int(model.rotary_base) if model.positions == "rope" else None,
-        "--swiglu": model.mlp == "swiglu", "--no-bias-gelu-fusion": model.mlp == "gelu",  # its fused one is tanh's
-        "--disable-bias-linear": not model.bias, "--untie-embeddings-and-output-weights": not model.tied,
-        "--tensor-model-parallel-size": t, "--sequence-parallel": plan.sequence_parallel and t > 1,
-        "--context-parallel-size": plan.cp_size, "--pipeline-model-parallel-size": p,
+        "--normalization": {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}[model.norm],
+        "--norm-epsilon": model.norm_eps,
+        "--swiglu": model.mlp == "swiglu",
+        "--no-bias-gelu-fusion": model.mlp == "gelu",  # its fused one is tanh's
+        "--disable-bias-linear": not model.bias,
+        "--untie-embeddings-and-output-weights": not model.tied,
+        "--make-vocab-size-divisible-by": plan.pad_vocab_to,
+        "--hidden-dropout": "0.0",  # by default it drops a tenth, here and in attention
+        "--attention-dropout": "0.0",
+    }
+
+
+def _layout(plan: Plan) -> dict[str, object]:
+    t, v = plan.tp_size, plan.num_chunks
+    layers = plan.stage_layers
+    return {
+        "--tensor-model-parallel-size": t,
+        "--sequence-parallel": plan.sequence_parallel and t > 1,
+        "--context-parallel-size": plan.cp_size,
         "--cp-comm-type": _CONTEXT[plan.context_parallel] if plan.cp_size > 1 else None,
-        "--num-virtual-stages-per-pipeline-rank": v if v > 1 and plan.stage_layers is None else None,
-        "--pipeline-model-parallel-layout": plan.stage_layers and f"E{'|'.join(f't*{n}' for n in plan.stage_layers)}L",
-        "--micro-batch-size": plan.micro_batch_size, "--global-batch-size": plan.batch_size,
-        "--recompute-granularity": None if plan.recompute == "none" else plan.recompute,
-        "--recompute-method": "uniform" if full else None, "--recompute-num-layers": 1 if full else None,
-        "--use-distributed-optimizer": stage > 0, "--use-megatron-fsdp": is_fsdp,
+        "--pipeline-model-parallel-size": plan.pp_size,
+        "--num-virtual-stages-per-pipeline-rank": v if v > 1 and layers is None else None,
+        "--pipeline-model-parallel-layout": layers and f"E{'|'.join(f't*{number}' for number in layers)}L",
+        "--micro-batch-size": plan.micro_batch_size,
+        "--global-batch-size": plan.batch_size,
+    }
+
+
+def _data_parallel(plan: Plan) -> dict[str, object]:
+    stage, has_replicas = plan.zero_stage, plan.dp_cp_size > 1
+    is_fsdp = stage >= 2
+    return {
+        "--use-distributed-optimizer": stage > 0,
+        "--overlap-grad-reduce": has_replicas,  # as in the runs to which the estimates of time were fitted
+        "--overlap-param-gather": has_replicas and stage > 0,
+        "--grad-reduce-in-bf16": plan.gradient_bytes == 2,
+        "--use-megatron-fsdp": is_fsdp,
         "--data-parallel-sharding-strategy": {2: "optim_grads", 3: "optim_grads_params"}.get(stage),
-        "--ckpt-format": "fsdp_dtensor" if is_fsdp else None, "--no-gradient-accumulation-fusion": is_fsdp,
-        "--bf16": True, "--fp8-format": "hybrid" if plan.precision == "fp8" else None,
-        "--make-vocab-size-divisible-by": plan.pad_vocab_to, "--grad-reduce-in-bf16": plan.gradient_bytes == 2,
-        "--attention-backend": "flash" if plan.fused_attention else "unfused",
-    }  # fmt: skip
-    if model.num_experts:
-        options |= {
-            "--num-experts": model.num_experts, "--moe-router-topk": model.top_k, "--moe-grouped-gemm": True,
-            "--moe-ffn-hidden-size": model.expert_width, "--moe-router-score-function": model.router_scores,
-            "--moe-router-pre-softmax": model.top_k == 1, "--moe-shared-expert-intermediate-size": shared or None,
-            "--moe-layer-freq": str(moe_layers).replace(" ", "") if not moe_layers[0] else model.moe_layer_freq,
-            "--expert-model-parallel-size": plan.ep_size, "--expert-tensor-parallel-size": plan.etp_size,
-            "--moe-token-dispatcher-type": "alltoall",
-        }  # fmt: skip
-    return options, {
-        f"The vocabulary ({model.vocab_size:,}) is its tokenizer's, padded to 128 t unless told.": True,
+        "--megatron-fsdp-main-grads-dtype": "fp32" if is_fsdp and plan.gradient_bytes == 4 else None,
+        "--no-gradient-accumulation-fusion": is_fsdp,
+        "--ckpt-format": "fsdp_dtensor" if is_fsdp else None,
+    }
+
+
+def _computing(plan: Plan) -> dict[str, object]:
+    is_full = plan.recompute == "full"
+    fused = "fused" if _has_latents(plan) else "flash"  # FlashAttention wants values as wide as keys
+    return {
+        "--recompute-granularity": None if plan.recompute == "none" else plan.recompute,
+        "--recompute-method": "uniform" if is_full else None,
+        "--recompute-num-layers": 1 if is_full else None,
+        "--bf16": True,
+        "--fp8-format": "hybrid" if plan.precision == "fp8" else None,
+        "--attention-backend": fused if plan.fused_attention else "unfused",
+    }
+
+
+def _experts(plan: Plan) -> dict[str, object]:
+    model = plan.model
+    moe_layers = [int(model.has_experts(layer)) for layer in range(model.num_layers)]
+    return {
+        "--num-experts": model.num_experts,
+        "--moe-layer-freq": str(moe_layers).replace(" ", "") if not moe_layers[0] else model.moe_layer_freq,
+        "--moe-ffn-hidden-size": model.expert_width,
+        "--moe-shared-expert-intermediate-size": model.num_shared_experts * model.expert_width or None,
+        "--moe-router-topk": model.top_k,
+        "--moe-router-score-function": model.router_scores,
+        "--moe-router-pre-softmax": model.top_k == 1,
+        "--moe-grouped-gemm": True,
+        "--moe-token-dispatcher-type": "alltoall",
+        "--expert-model-parallel-size": plan.ep_size,
+        "--expert-tensor-parallel-size": plan.etp_size,
+    }
+
+
+def _missing(plan: Plan) -> dict[str, bool]:
+    model, t = plan.model, plan.tp_size
+    words = f"{model.vocab_size:,}"
+    padded = -(-model.vocab_size // (128 * t)) * 128 * t
+    return {
+        f"Its tokenizer has the vocabulary (--tokenizer-type, --vocab-size): give one of {words} words.": True,
+        f"It pads the vocabulary to {padded:,} words, a multiple of 128 t: a plan with pad_vocab_to=128 does, too "
+        "(--make-vocab-size-divisible-by).": plan.pad_vocab_to is None and padded > model.vocab_size,
+        "A plan has no data and no recipe: add --data-path, --lr, --train-iters.": True,
+        "The plan knows how many weights latent attention has, not the sizes of its matrices: add --q-lora-rank, "
+        "--kv-lora-rank, --qk-head-dim, --qk-pos-emb-head-dim, --v-head-dim.": _has_latents(plan),
         f"It has no schedule in a V: its order is that of chunks in turn, not {plan.schedule!r}.": bool(plan.schedule),
-        "A plan has no data, learning rate and steps: add --data-path, --tokenizer-type, --lr, --train-iters.": True,
-        "Experts have biases if linear layers have: use bias=False.": bool(model.num_experts and model.bias),
-        "Experts with tensor parallelism need sequence parallelism there, or it refuses.":
-            bool(model.num_experts) and t > 1 and not plan.sequence_parallel,
+        "Products hide tensor-parallel messages only with --tp-comm-overlap, which needs sequence parallelism and one "
+        "NVLink domain.": t > 1,
+        "A plan does not say how numbers are scaled for fp8: look at --fp8-recipe (delayed by default).":
+            plan.precision == "fp8",
         "GELU's approximation by tanh needs biases there.": model.mlp == "gelu_tanh" and not model.bias,
         "A fraction of --rotary-base is cut off.": model.positions == "rope" and model.rotary_base % 1 > 0,
+    }  # fmt: skip
+
+
+def _missing_of_experts(plan: Plan) -> dict[str, bool]:
+    model, t = plan.model, plan.tp_size
+    most = model.most_nodes if isinstance(model, AnyGPT) else None
+    return {
+        "A plan does not say how experts are balanced and weighed: look at --moe-router-load-balancing-type, "
+        "--moe-aux-loss-coeff (0 by default), --moe-router-enable-expert-bias, --moe-router-topk-scaling-factor, "
+        "--moe-router-dtype.": True,
+        f"A token's experts are in at most {most} nodes: add --moe-router-num-groups and --moe-router-group-topk "
+        f"{most}. It is sent once to a node only with --moe-token-dispatcher-type flex.": bool(most),
+        "Experts have biases if linear layers have: use bias=False.": model.bias,
+        "Experts with tensor parallelism need sequence parallelism there, or it refuses.":
+            t > 1 and not plan.sequence_parallel,
     }  # fmt: skip
