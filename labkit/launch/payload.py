@@ -37,7 +37,7 @@ class _Pickler(cloudpickle.Pickler):
             parts = [obj.co_filename if part == "<dynamic-code>" else part for part in parts]
             return make, tuple(parts)
         if isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType:
-            # torch.ops, for one: cloudpickle sends it with a function that uses torch and a name ops
+            # torch.ops: cloudpickle sends it with a function that uses torch and a name "ops"
             return importlib.import_module, (obj.__name__,)
         if isinstance(obj, type) and _has_two_names(obj):
             return getattr, (sys.modules[obj.__module__], obj.__name__)
