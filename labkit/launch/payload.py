@@ -8,6 +8,7 @@ to it.
 
 import ctypes
 import functools
+import importlib
 import inspect
 import io
 import mmap
@@ -35,17 +36,34 @@ class _Pickler(cloudpickle.Pickler):
             make, parts = reduced
             parts = [obj.co_filename if part == "<dynamic-code>" else part for part in parts]
             return make, tuple(parts)
+        if isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType:
+            # torch.ops: cloudpickle sends it with a function that uses torch and a name "ops"
+            return importlib.import_module, (obj.__name__,)
+        if isinstance(obj, type) and _has_two_names(obj):
+            return getattr, (sys.modules[obj.__module__], obj.__name__)
         torch = sys.modules.get("torch")
         if torch is None:
             return super().reducer_override(obj)
         if isinstance(obj, torch.Tensor) and obj.is_cuda:
             return obj.cpu().__reduce_ex__(5)  # otherwise the notebook would start CUDA
+        if isinstance(obj, torch.Tensor) and hasattr(obj, "trigger_wait"):
+            # A functional collective's result is complete only when an operation has used it.
+            return obj.clone().__reduce_ex__(5)
         if type(obj) is torch.storage.TypedStorage:
             options = {"wrap_storage": obj._untyped_storage, "dtype": obj.dtype, "_internal": True}
             return functools.partial(torch.storage.TypedStorage, **options), ()
         if type(obj) is torch.UntypedStorage:
             return _untyped, (pickle.PickleBuffer(_memory(obj.cpu())),)
         return super().reducer_override(obj)
+
+
+def _has_two_names(kind: type) -> bool:
+    """Return whether a class is in its module, but not by its full name.
+
+    torch's SDPBackend is such a class: its full name is _SDPBackend, as in C++.
+    """
+    is_in_module = getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind
+    return is_in_module and kind.__qualname__ != kind.__name__ and "." not in kind.__qualname__
 
 
 def _memory(storage):
@@ -111,7 +129,7 @@ def why_not(error: Exception, fn, args: tuple, kwargs: dict) -> str:
     culprits = []
     for name, part in parts.items():
         try:
-            cloudpickle.dumps(part)
+            pickled(part)
         except Exception:
             culprits.append(f"{name} (a {type(part).__name__})")
     culprit = " and ".join(culprits) or f"the function (a {type(fn).__name__})"

@@ -3,12 +3,16 @@
 import os
 import re
 import threading
+import time
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from torch.nn.attention import SDPBackend
 
 from labkit.device import choose_backend
 from labkit.launch import RankFailed, World, launch
@@ -50,6 +54,30 @@ def test_tensors_and_their_gradients_travel():
 
     zeros, ones = launch(gradient, weight, world_size=2)
     assert torch.equal(zeros, torch.zeros(4)) and torch.equal(ones, torch.ones(4))
+
+
+def test_a_functional_collective_that_nobody_waited_for_arrives_complete():
+    """Rank 0 returns half a second before rank 1 starts to send."""
+
+    def nobody_waits(change):
+        x = torch.full((2, 3), dist.get_rank() + 1.0)
+        funcol.all_reduce(x, "sum", dist.group.WORLD).sum()  # the first takes a second
+        dist.barrier()
+        time.sleep(0.5 * dist.get_rank())
+        return {"sums": [change(funcol.all_reduce(x, "sum", dist.group.WORLD))]}
+
+    for change in (lambda x: x, torch.detach, torch.t):
+        for result in launch(nobody_waits, change, world_size=2):
+            [found] = result["sums"]
+            assert type(found) is torch.Tensor and found.tolist() == change(torch.full((2, 3), 3.0)).tolist()
+
+
+def test_names_of_torch_travel_that_cloudpickle_cannot_send():
+    """A class of C++ under a name of Python's; and torch.ops, which it sends with any function that has the word."""
+    counts = SimpleNamespace(ops=3)
+    used = lambda: (SDPBackend.MATH, torch.ones(1).item() * counts.ops)  # noqa: E731
+    assert launch(used, world_size=1) == [(SDPBackend.MATH, 3.0)]
+    assert launch(lambda: torch.ops.aten.add(torch.ones(1), 2).item(), world_size=1) == [3.0]
 
 
 def test_large_arguments_and_results_travel():
