@@ -1,31 +1,35 @@
 """Lists what people get wrong in each part: a change to ours that makes the same mistake, and the advice."""
 
-import ast
 from dataclasses import dataclass
 
-from course.project.parts import ONE_FILE, parts_of, steps
+from course.project.parts import ONE_FILE, source_of, steps
 
 
 @dataclass(frozen=True)
-class Mistake:
-    """A part in which ``old`` stands as ``new``, and what to say to somebody whose part does the same."""
+class Change:
+    """A part in which ``old`` stands as ``new``."""
 
     part: str
     old: str
     new: str
+
+    def source(self) -> str:
+        """Return our part with the change."""
+        right = source_of(ONE_FILE.read_text(), self.part)
+        if right.count(self.old) != 1:
+            raise ValueError(f"{self.old!r} must stand once in {self.part} of one_file.py")
+        return right.replace(self.old, self.new)
+
+
+@dataclass(frozen=True)
+class Mistake(Change):
+    """A change that makes a part wrong, and what to say to somebody whose part does the same."""
+
     advice: str
 
     @property
     def step(self) -> int:
         return steps()[self.part]
-
-    def source(self) -> str:
-        """Return the wrong part."""
-        ours = ONE_FILE.read_text()
-        right = ast.get_source_segment(ours, parts_of(ours)[self.part])
-        if right is None or right.count(self.old) != 1:
-            raise ValueError(f"{self.old!r} must stand once in {self.part} of one_file.py")
-        return right.replace(self.old, self.new)
 
 
 MISTAKES = [

@@ -5,12 +5,12 @@ A part is a function or a class. The parts of a step that are not written yet ar
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
-from pathlib import Path
+from importlib.resources import files
 from typing import Any
 
-FOLDER = Path(__file__).parent
+FOLDER = files("course.project")  # in a handout a place in an archive, so not a Path
 ONE_FILE = FOLDER / "one_file.py"
 STUBS = FOLDER / "stubs.py"
 Part = ast.FunctionDef | ast.ClassDef  # what a learner writes, or not
@@ -36,21 +36,37 @@ def steps() -> dict[str, int]:
     return found
 
 
+def source_of(source: str, name: str) -> str:
+    """Return the text of one part of a file."""
+    text = ast.get_source_segment(source, parts_of(source)[name])
+    assert text is not None
+    return text
+
+
+def replaced(source: str, new: Mapping[str, str]) -> str:
+    """Return a file with a ``new`` text in the place of some of its functions and classes."""
+    lines = source.splitlines()
+    parts = parts_of(source)
+    for name in sorted(new, key=lambda name: parts[name].lineno, reverse=True):  # from the end: lines keep numbers
+        part = parts[name]
+        lines[part.lineno - 1 : part.end_lineno] = new[name].splitlines()
+    return "\n".join(lines) + "\n"
+
+
 def to_begin_with() -> str:
     """Return the file to begin with: one_file.py, with a stub in the place of each part."""
-    ours = ONE_FILE.read_text()
     stubs = STUBS.read_text()
-    lines = ours.splitlines()
-    parts = parts_of(ours)
-    stub_of = parts_of(stubs)
-    for name in sorted(stub_of, key=lambda name: parts[name].lineno, reverse=True):  # from the end: lines keep numbers
-        part = parts[name]
-        stub = ast.get_source_segment(stubs, stub_of[name])
-        assert stub is not None
-        lines[part.lineno - 1 : part.end_lineno] = stub.splitlines()
-    docstring = ast.parse(ours).body[0]
-    lines[: docstring.end_lineno] = HEADER.splitlines()
-    return "\n".join(lines) + "\n"
+    text = replaced(ONE_FILE.read_text(), {name: source_of(stubs, name) for name in parts_of(stubs)})
+    end = ast.parse(text).body[0].end_lineno  # of the docstring
+    return "\n".join([HEADER, *text.splitlines()[end:]]) + "\n"
+
+
+def filled_in(source: str) -> str:
+    """Return a learner's file, with our parts in the place of stubs."""
+    ours = ONE_FILE.read_text()
+    written = written_in(source)
+    stubs = [name for name in steps() if name in parts_of(source) and name not in written]
+    return replaced(source, {name: source_of(ours, name) for name in stubs})
 
 
 def is_blank(part: Part) -> bool:

@@ -14,7 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import labkit.grid
 from course.communication import communication_log
+from course.exercises.calling import MOST_SECONDS, limited
 from course.exercises.values import plain
 from course.project.parts import define
 
@@ -35,26 +37,40 @@ SMALL = {
 
 def observe(source: str, filename: str, names: list[str], step: int, options: dict[str, Any]) -> list[tuple[str, Any]]:
     """Define the learner's parts ``names`` on this rank, and return what the step's probe sees."""
-    scope = defined(source, filename, names, options)
-    return [(what, plain(seen)) for what, seen in PROBES[step](scope)]
+    with limited(MOST_SECONDS, observe):
+        scope = defined(source, filename, names, options)
+        return [(what, plain(seen)) for what, seen in PROBES[step](scope)]
 
 
-def history(source: str, filename: str, names: list[str], options: dict[str, Any]) -> list[tuple[float, float]]:
-    """Train with the learner's parts ``names``, and return loss and gradient norm of each step."""
-    return defined(source, filename, names, options)["history"]
+def history(source: str, filename: str, options: dict[str, Any]) -> list[tuple[float, float]]:
+    """Train with a learner's whole file, and return loss and gradient norm of each step."""
+    with limited(MOST_SECONDS, history):
+        return run_whole(source, filename, options)["history"]
+
+
+def run_whole(source: str, filename: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Run a whole file on this rank, and return what it defines."""
+    scope = prepared(filename, options)
+    exec(compile(source, filename, "exec"), scope)
+    return scope
 
 
 def defined(source: str, filename: str, names: list[str], options: dict[str, Any]) -> dict[str, Any]:
     """Run one_file.py with the learner's parts on this rank, and return what it defines."""
+    scope = prepared(filename, options)
+    define(source, filename, names, scope)
+    return scope
+
+
+def prepared(filename: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Put this rank into the state in which torchrun starts a script, and return the script's globals."""
     os.environ["LOCAL_RANK"] = str(dist.get_rank())
     os.environ["LOCAL_WORLD_SIZE"] = str(dist.get_world_size())
     torch.set_num_threads(1)
     sys.argv = [filename]
-    for name, value in (SMALL | {"text": __file__} | options).items():
+    for name, value in (SMALL | {"text": labkit.grid.__file__} | options).items():
         sys.argv += [f"--{name}", str(value)]
-    scope: dict[str, Any] = {"__name__": "my_megatron"}
-    define(source, filename, names, scope)
-    return scope
+    return {"__name__": "my_megatron"}
 
 
 def _numbers(*shape: int, seed: int = 0) -> torch.Tensor:
