@@ -39,6 +39,11 @@ def _timeline(
     return simulate(_schedule(name, p, m, num_chunks, limit), forward, backward, message_seconds=message)
 
 
+def _raced(choice) -> list[str]:
+    """Return the schedule that is shown and, if there is one, its rival."""
+    return [choice.name, *({choice.rival} - {False, choice.name})]
+
+
 class schedule_explorer(Explorer):
     """Show the timeline of a schedule, with a control for everything that decides it, and a table of all schedules."""
 
@@ -51,8 +56,9 @@ class schedule_explorer(Explorer):
         ("backward", slider, "backward t_b", QUARTERS[1:], 2.0),
         ("message", slider, "message time", QUARTERS[:9], 0.0),
         ("limit", slider, "memory limit in chunks", range(2, 18), 8),
+        ("rival", menu, "race against", (False, *NAMES), False),
     )
-    keeps = ("name",)
+    keeps = ("name", "rival")
 
     def _fit(self, choice):
         if choice.name not in NAMES:
@@ -60,31 +66,37 @@ class schedule_explorer(Explorer):
         if choice.pp_size * choice.num_micro_batches > MOST:
             sizes = f"pp_size={choice.pp_size} * num_micro_batches={choice.num_micro_batches}"
             raise ValueError(f"{sizes} is more than {MOST}, which takes too long to draw: use less of one")
-        _schedule(choice.name, choice.pp_size, choice.num_micro_batches, choice.num_chunks, choice.limit)
+        for name in _raced(choice):
+            _schedule(name, choice.pp_size, choice.num_micro_batches, choice.num_chunks, choice.limit)
         return choice
 
     def _parts(self) -> Parts:
-        choice, timeline = self.shown, _timeline(*self.shown)
-        self.controls["num_chunks"].disabled = choice.name != "interleaved"
-        self.controls["limit"].disabled = choice.name != GREEDY
-        scene = draw_timelines([timeline], [choice.name], in_flight=True, unit="time units")
-        ideal = choice.num_micro_batches * (choice.forward + choice.backward)
-        says = (
-            f"{timeline.makespan_seconds:.4g} time units, of which {ideal:.4g} would do if no rank ever waited. "
-            f"Bubble: <b>{timeline.bubble_over_ideal:.3f} idle / ideal</b>, {timeline.bubble_share:.1%} of the total"
-        )
+        choice, names = self.shown, _raced(self.shown)
+        self.controls["num_chunks"].disabled = "interleaved" not in names
+        self.controls["limit"].disabled = GREEDY not in names
+        timelines = [_timeline(*choice._replace(name=name)[:-1]) for name in names]
+        scene = draw_timelines(timelines, names, in_flight=True, unit="time units")
+        says = "<br>".join(f"{name}: {self._result(each)}" for name, each in zip(names, timelines))
+        says = self._result(timelines[0]) if len(names) == 1 else says
         heads = "schedule", "makespan", "idle / ideal", "idle / total", "micro-batches held, rank by rank"
-        rows = [self._row(name) for name in NAMES if name in (choice.name, *NAMES[:-1])]
+        rows = [self._row(name) for name in NAMES if name in (*names, *NAMES[:-1])]
         table = Table(heads, rows, "all schedules at these sizes, simulated")
         return Parts([replace(scene, table=table)], says)
 
+    def _result(self, timeline: Timeline) -> str:
+        ideal = self.shown.num_micro_batches * (self.shown.forward + self.shown.backward)
+        return (
+            f"{timeline.makespan_seconds:.4g} time units, of which {ideal:.4g} would do if no rank ever waited. "
+            f"Bubble: <b>{timeline.bubble_over_ideal:.3f} idle / ideal</b>, {timeline.bubble_share:.1%} of the total"
+        )
+
     def _row(self, name: str) -> tuple[str, ...]:
         """Return what a schedule takes and holds at these sizes."""
-        choice = self.shown._replace(name=name)
+        choice = self.shown._replace(name=name, rival=False)
         labels = {"interleaved": f"{name}, v = {choice.num_chunks}", GREEDY: f"{name}, limit {choice.limit}"}
-        label = labels.get(name, name) + " (shown)" * (choice == self.shown)
+        label = labels.get(name, name) + " (shown)" * (name in _raced(self.shown))
         if self._misfit(choice):
             return label, self._why(choice), "", "", ""
-        each = _timeline(*choice)
+        each = _timeline(*choice[:-1])
         held = ", ".join(f"{peak:.3g}" for peak in peaks_in_flight(each))
         return label, f"{each.makespan_seconds:.4g}", f"{each.bubble_over_ideal:.3f}", f"{each.bubble_share:.1%}", held

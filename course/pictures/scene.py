@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from html import escape
 from math import atan2, cos, sin
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from course.pictures.style import INK, text_on
 from course.table import Table
@@ -38,8 +38,9 @@ class Mark:
     with ``click`` where somebody listens. A ``live`` mark is there to be clicked: a still picture is without it.
 
     In a scene with a clock, a mark with a ``row`` says by its ``name`` what happens there while it lasts, by its
-    ``level`` how much is held then, and by ``awaits`` the keys of the marks that it waits for. One without a name is a
-    bar, as long as its level; it follows the playhead.
+    ``level`` how much is held then, and by ``awaits`` the keys of the marks that it waits for; ``short`` is what stands
+    at the end of the row. A name that begins with "idle" counts as idle time. One without a name is a bar, as long as
+    its level; it follows the playhead.
     """
 
     key: str
@@ -72,6 +73,7 @@ class Mark:
     live: bool = False
     row: str = ""
     name: str = ""
+    short: str = ""
     level: float | None = None
     awaits: tuple[str, ...] = ()
 
@@ -88,7 +90,7 @@ class Mark:
         """The mark as an SVG group, which stands at its place by a transform: a browser can animate that."""
         says = {"key": self.key, "tags": " ".join(self.tags), "lights": " ".join(self.lights), "same": self.same}
         says |= {name: "1" * getattr(self, name) for name in ("shy", "drag", "drop", "click")}
-        says |= {"line": "1" * (self.shape == "line"), "row": self.row, "name": self.name}
+        says |= {"line": "1" * (self.shape == "line"), "row": self.row, "name": self.name, "short": self.short}
         says["ink"] = self.ink if self.name and self.ink != INK else ""
         says |= {"level": "" if self.level is None else f"{self.level:.3g}", "awaits": " ".join(self.awaits)}
         words = "".join(f' data-{name}="{escape(value)}"' for name, value in says.items() if value)
@@ -170,6 +172,27 @@ def fitting(text: str, width: float, height: float, size: float, bold: bool = Fa
     return size if size >= SMALLEST else 0
 
 
+class Traveller(NamedTuple):
+    """What moves while the clock of a scene runs: a box, with its middle at the place of the last of its ``frames``.
+
+    A frame is a moment, as a share of the whole time, and a place. The browser moves it from frame to frame; before the
+    first and after the last it is not seen.
+    """
+
+    text: str
+    width: float
+    height: float
+    radius: float
+    fill: str
+    frames: Sequence[tuple[float, float, float]]
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The same as stage.js reads it."""
+        frames = [(round(moment, 5), round(x, 1), round(y, 1)) for moment, x, y in self.frames]
+        return {**self._asdict(), "ink": text_on(self.fill), "frames": frames}
+
+
 @dataclass(frozen=True)
 class Scene:
     """A picture: its ``title``, what it says (``says``), its marks from back to front, and its facts as text."""
@@ -183,7 +206,10 @@ class Scene:
     journeys: Mapping[str, str] = field(
         default_factory=dict
     )  # by tag: what is said of what a reader follows by a click
-    clock: tuple = ()  # for a playhead: the left, right, top and bottom of its rows, the time at the right, the unit
+    clock: tuple = ()
+    """For a playhead: the left, right, top and bottom of its rows, the time at the right, the unit, and the left and
+    right of what stands beside the rows; 0 and 0 if nothing does."""
+    travellers: Sequence[Traveller] = ()  # what the clock moves
     panels: Sequence[tuple[float, float, float, float]] = ()  # places: on a narrow screen, below each other
 
     def __post_init__(self):

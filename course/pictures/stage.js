@@ -6,6 +6,9 @@ const NARROW = 600, NARROWEST = 0.73, MARGIN = 8;  // as in scene.py: a picture 
 const CONDENSED = 0.61;  // but narrower: letters keep their height
 const NUMBERS = /-?[\d.]+/g;
 const MOST_ZOOM = 32;  // times: the places of marks are rounded to a tenth of a pixel
+const SPEEDS = [0.25, 0.5, 1, 2, 4];
+const SECONDS_A_MOMENT = 0.6, LEAST_SECONDS = 8, MOST_SECONDS = 45;  // a clock that plays: from one start to the next
+const SILENT = 3000;  // milliseconds in which a clock that plays says nothing to those who hear it
 const MOST_MOVING = 160;  // marks: with more, a browser without a graphics card takes longer to move than to draw them
 
 function scenes(steps) {
@@ -69,12 +72,14 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-// The playhead of a scene with a clock: it says what each row does at its moment, and points to what is awaited.
+// The playhead of a scene with a clock: it says what each row does at its moment, how long it was idle until then, and
+// what it waits for; what travels is where it is at that moment. All but the handle is seen from the first touch.
 // Time is zoomed: `zoom` times as wide, from the moment `from` on. Moments are shares of the whole: 0 to 1.
-function playhead(svg, layer, marks, list, buttons) {
-  const [ticks, line, awaited, handle] = layer.children;
-  let clock = [], now = 0, found = [], zoom = 1, from = 0, frame = null;
-  function read(given) {  // where the marks stand, after each drawing
+function playhead(svg, layers, marks, list, buttons, time) {
+  const [layer, travellers] = layers, [ticks, line, awaited, handle, states] = layer.children;
+  let clock = [], now = 0, found = [], rows = [], flying = [], moments = [];
+  let zoom = 1, from = 0, told = -Infinity;
+  function read(given, movers) {  // where the marks stand, after each drawing
     clock = given ?? [];
     layer.style.display = clock.length ? "" : "none";
     if (clock.length) handle.setAttribute("tabindex", 0);
@@ -86,6 +91,13 @@ function playhead(svg, layer, marks, list, buttons) {
       const inTime = bar.tagName !== "text" && x >= clock[0] && x < clock[1] && y >= clock[2] && y < clock[3];
       return { ...group.dataset, group, x, y, width, height, bar, size, full, parts, inTime };
     });
+    rows = rowsOf(found);
+    states.replaceChildren(...rows.flatMap(({ texts }) => texts));
+    for (const row of rows) placeTexts(row, clock);
+    moments = [...new Set(rows.flatMap(({ runs }) => runs.map(({ x }) => share(x))))].sort((one, other) => one - other);
+    travellers.replaceChildren();
+    svg.classList.toggle("piled", Boolean(movers?.length));
+    flying = (movers ?? []).map((mover) => ({ ...mover }));
     look(zoom, from);
   }
 
@@ -145,38 +157,79 @@ function playhead(svg, layer, marks, list, buttons) {
   // -- the playhead
   function move(to) {
     now = clamp(0, to, 1);
-    const [left, right, top, bottom, end, unit] = clock, x = left + now * (right - left), rows = new Map();
-    buttons.hidden = list.hidden = !clock.length;
+    buttons.hidden = list.hidden = time.hidden = !clock.length;
     if (list.hidden) return;
-    for (const mark of found.filter(({ row, name }) => row && name)) {
-      if (!rows.has(mark.row)) rows.set(mark.row, []);
-      if (mark.x <= x + 0.1 && x < mark.x + mark.width - 0.1) rows.get(mark.row).push(mark);
-    }
-    const last = (row) => found.filter((mark) => mark.row === row && mark.name && mark.x <= x && x < mark.x + mark.width + 1);
-    let path = "";
-    const texts = [...rows].map(([row, under]) => {
-      const runs = under.length ? under : last(row).slice(-1), level = runs.find((mark) => mark.level)?.level;
-      for (const bar of found.filter((mark) => mark.row === row && !mark.name)) {
-        bar.bar.setAttribute("width", bar.width * (level ?? 0) / (Number(bar.level) || 1));
+    const [left, right, , bottom, end, unit] = clock, x = left + now * (right - left), playing = svg.classList.contains("playing");
+    const lengthOf = (width) => Number((width / (right - left) * end).toPrecision(3));
+    let path = "", cut = "";
+    const says = rows.map((row) => {
+      const { work, said, level, idle } = at(row, x);
+      const isSeen = svg.classList.contains("touched");
+      for (const bar of row.bars) {
+        bar.bar.setAttribute("width", bar.width * (isSeen ? (level ?? 0) / (Number(bar.level) || 1) : 1));
       }
-      for (const run of runs) {
-        for (const to of found.filter(({ key }) => run.awaits?.split(" ").includes(key))) {
-          const there = inside(clamp(to.x, x, to.x + to.width));
-          path += arrowPath(seen(x), run.y + run.height / 2, there, to.y + to.height / 2);
-        }
-      }
+      for (const run of said) path += awaitedBy(run, x);
+      cut += `M${seen(x)} ${row.top - 3}V${row.bottom + 3}`;
+      showState(row, work?.short ?? work?.name ?? "idle", idle ? `idle ${lengthOf(idle)}` : "");
+      if (playing) row.runs.forEach((run) => setFuture(run, run.x > x));
       const holds = level === undefined ? "" : ` · holds ${level}`;
-      return `${row}: ${runs.map(({ name }) => name).join(", ") || "idle"}${holds}`;
+      return `${row.name}: ${said.map(({ name }) => name).join(", ") || "idle"}${holds}`;
     });
+    fly(x);
     awaited.setAttribute("d", path);
-    line.setAttribute("d", `M${seen(x)} ${top - 4}V${bottom + 4}`);
+    line.setAttribute("d", cut);
     handle.setAttribute("transform", `translate(${seen(x)},${bottom + 4})`);
-    const time = now * end, number = time >= 1000 ? Math.round(time) : Number(time.toPrecision(3));
-    const at = `${number} ${number === 1 ? unit.replace("units", "unit") : unit}`;
+    const number = now * end >= 1000 ? Math.round(now * end) : Number((now * end).toPrecision(3));
+    const moment = `${number} ${number === 1 ? unit.replace("units", "unit") : unit}`;
+    time.textContent = `At ${moment}`;
+    if (playing && performance.now() - told < SILENT) return;  // what is heard changes less often than what is seen
+    told = performance.now();
     handle.setAttribute("aria-valuenow", Math.round(100 * now));
-    handle.setAttribute("aria-valuetext", [at, ...texts].join("; "));
-    list.replaceChildren(...[`At ${at}`, ...texts].map((text) => element("li", {}, text)));
+    handle.setAttribute("aria-valuetext", [moment, ...says].join("; "));
+    list.replaceChildren(...[`At ${moment}`, ...says].map((text) => element("li", {}, text)));
   }
+  function at(row, x) {  // what runs there, what of it is work, what is held, and how long it was idle
+    const under = row.runs.filter((mark) => mark.x <= x + 0.1 && x < mark.x + mark.width - 0.1);
+    const last = row.runs.findLast((mark) => mark.x <= x && x < mark.x + mark.width + 1);  // at the very end
+    const said = under.length || !last ? under : [last], level = said.find((mark) => mark.level)?.level;
+    const idle = row.gaps.reduce((sum, gap) => sum + clamp(0, x - gap.x, gap.width), 0);
+    return { said, level, idle, work: said.find(({ name }) => !name.endsWith("under way")) };
+  }
+  function setFuture(run, is) {
+    if (run.isFuture !== is) run.group.classList.toggle("future", (run.isFuture = is));
+  }
+  function awaitedBy(run, x) {
+    const keys = run.awaits?.split(" "), all = keys ? found.filter(({ key }) => keys.includes(key)) : [];
+    return all.map((to) => {
+      const there = inside(clamp(to.x, x, to.x + to.width));
+      return arrowPath(seen(x), run.y + run.height / 2, there, to.y + to.height / 2);
+    }).join("");
+  }
+  function showState({ texts: [paper, state, count] }, text, idle) {  // at the row's end
+    const [left, right, , , , , beside] = clock, onLeft = (now - from) * zoom > 0.75;
+    if (state.textContent !== text) state.textContent = text;
+    if (beside && count.textContent !== idle) count.textContent = idle;
+    if (beside) return;
+    const long = 6.9 * text.length + 10;  // on a slip of paper, over what runs at the other end
+    paper.setAttribute("width", long);
+    paper.setAttribute("x", onLeft ? left + 2 : right - long - 2);
+    state.setAttribute("x", onLeft ? left + 7 : right - long + 3);
+  }
+  function fly(x) {  // what travels stands between the two frames of this moment
+    const isTouched = svg.classList.contains("touched"), jumps = svg.classList.contains("steps");
+    for (const mover of flying) {
+      const { frames } = mover, isThere = isTouched && frames[0][0] <= now && now < frames.at(-1)[0];
+      if (!isThere && mover.group?.isConnected) mover.group.remove();
+      if (!isThere) continue;
+      const next = frames.findIndex(([moment]) => moment > now), [start, x0, y0] = frames[next - 1], [end, x1, y1] = frames[next];
+      const way = jumps ? 0 : (now - start) / (end - start), eased = way * way * (3 - 2 * way);
+      const [atX, atY] = [x0 + (x1 - x0) * eased, y0 + (y1 - y0) * eased];
+      mover.group ??= traveller(mover);
+      if (!mover.group.isConnected) travellers.append(mover.group);
+      mover.group.setAttribute("transform", `translate(${atX < clock[1] ? seen(atX) : atX},${atY})`);
+    }
+  }
+  handle.addEventListener("focus", touch);
   handle.addEventListener("pointerdown", (event) => {
     const over = new AbortController(), until = { signal: over.signal };
     handle.focus();
@@ -185,19 +238,55 @@ function playhead(svg, layer, marks, list, buttons) {
     for (const name of ["pointerup", "pointercancel"]) addEventListener(name, () => over.abort(), until);
   });
   handle.addEventListener("keydown", (event) => {  // to where something starts
-    const moments = found.filter(({ name }) => name).map(({ x }) => share(x));
-    const to = { Home: 0, End: 1 }[event.key] ??
-      (event.key === "ArrowRight" ? Math.min(1, ...moments.filter((moment) => moment > now + 0.0005))
-        : event.key === "ArrowLeft" ? Math.max(0, ...moments.filter((moment) => moment < now - 0.0005)) : null);
+    const to = { Home: 0, End: 1, ArrowRight: next(1), ArrowLeft: next(-1) }[event.key] ?? null;
     if (to === null) return;
     follow(to);
     event.preventDefault();
   });
+  const next = (way) => (way > 0 ? moments.find((moment) => moment > now + 0.0005) ?? 1
+    : moments.findLast((moment) => moment < now - 0.0005) ?? 0);
+  function touch() {
+    if (svg.classList.contains("touched")) return;
+    svg.classList.add("touched");
+    move(now);
+  }
   function follow(to) {  // the part of the time that is shown goes with it
+    touch();
     if (zoom > 1 && (to < from || to > from + 1 / zoom)) look(zoom, to < from ? to - 0.1 / zoom : to - 0.9 / zoom);
     move(to);
   }
-  return { read, reveal, restore: () => zoom > 1 && placeAll(true) };
+  const seconds = () => clamp(LEAST_SECONDS, SECONDS_A_MOMENT * moments.length, MOST_SECONDS);
+  return { read, reveal, follow, next, seconds, at: () => now, restore: () => zoom > 1 && placeAll(true) };
+}
+
+// What has a row, by row: what runs there by its start, the bars that follow the playhead, and the texts at its end.
+function rowsOf(found) {
+  const rows = new Map();
+  for (const mark of found.filter(({ row }) => row)) {
+    if (!rows.has(mark.row)) rows.set(mark.row, { name: mark.row, runs: [], bars: [] });
+    rows.get(mark.row)[mark.name ? "runs" : "bars"].push(mark);
+  }
+  return [...rows.values()].filter(({ runs }) => runs.length).map((row) => {
+    const top = Math.min(...row.runs.map(({ y }) => y)), bottom = Math.max(...row.runs.map(({ y, height }) => y + height));
+    const gaps = row.runs.filter(({ name }) => name.startsWith("idle"));
+    return { ...row, gaps, top, bottom, texts: ["rect", "text", "text"].map(drawn) };
+  });
+}
+
+const drawn = (tag) => document.createElementNS("http://www.w3.org/2000/svg", tag);
+
+// Where a row's state stands, and how long it was idle: beside it, or on a slip of paper at its end.
+function placeTexts({ top, texts: [paper, state, count] }, [, , , , , , beside, right]) {
+  for (const [name, value] of Object.entries({ x: beside, y: top + (beside ? 9 : 19.5) })) state.setAttribute(name, value);
+  for (const [name, value] of Object.entries({ x: right, y: top + 26, class: "count" })) count.setAttribute(name, value);
+  for (const [name, value] of Object.entries({ y: top + 5, height: 20, rx: 3 })) paper.setAttribute(name, value);
+}
+
+function traveller({ text, width, height, radius, fill, ink }) {
+  const group = drawn("g");
+  group.innerHTML = `<rect x="${-width / 2}" y="${-height / 2}" width="${width}" height="${height}" rx="${radius}" fill="${fill}"/>`
+    + (text && `<text y="4" font-size="11" fill="${ink}">${text}</text>`);
+  return group;
 }
 
 function arrowPath(x, y, toX, toY) {
@@ -214,19 +303,21 @@ function render({ model, el }) {
   const paper = element("div", { class: "paper" });
   paper.innerHTML = `<svg role="group" tabindex="-1" preserveAspectRatio="none"><g></g><g class="clock"><g class="ticks"/><path/><path/><g role="slider"
     aria-label="moment" aria-valuemin="0" aria-valuemax="100"><path d="M0 -4L7 3V10H-7V3Z"/><rect x="-16" y="-6" width="32"
-    height="30" fill="none"/></g></g></svg>`;  // its marks take the focus
-  const svg = paper.firstChild, [marks, layer] = svg.children, moment = element("ul", { class: "moment" });
+    height="30" fill="none"/></g><g class="states" aria-hidden="true"/></g><g class="travellers" aria-hidden="true"></g></svg>`;  // its marks take the focus
+  const svg = paper.firstChild, [marks, ...layers] = svg.children, moment = element("ul", { class: "moment" });
   const fact = element("p", { class: "fact", "aria-live": "polite" });
   const button = (name, onclick) => Object.assign(element("button", { type: "button" }, name), { onclick });
-  const back = button("◀ Back", () => go(at - 1)), forward = button("Forward ▶", () => go(at + 1));
+  const back = button("◀ Back", () => step(-1)), forward = button("Forward ▶", () => step(1));
   const zooms = [button("Zoom in"), button("Zoom out"), button("All")];
   const buttons = element("div", { class: "controls" }, ...zooms, "Keys + − 0, or Ctrl and the wheel");
-  const time = playhead(svg, layer, marks, moment, buttons);
+  const hour = element("span", { class: "hour", hidden: "" }), heard = element("span", { class: "heard", role: "status" });
+  const time = playhead(svg, layers, marks, moment, buttons, hour);
   const play = button("Play", () => (timer ? stop() : start()));
   const slider = element("input", { type: "range", min: 0, value: 0, "aria-label": "step" });
   slider.addEventListener("input", () => go(Number(slider.value)));
   const count = element("span", { "aria-live": "polite" });
-  const controls = element("div", { class: "controls" }, back, play, forward, slider, count);
+  const speed = element("select", { "aria-label": "speed" }, ...SPEEDS.map((each) => new Option(`${each} ×`, each, each === 1, each === 1)));
+  const controls = element("div", { class: "controls" }, back, play, forward, speed, slider, count, hour, heard);
   const table = element("details", {}, element("summary", {}, "The same as a table"), element("div"));
   table.open = model.get("unfolded");
   el.classList.add("labkit-stage");
@@ -258,6 +349,7 @@ function render({ model, el }) {
     });
     const plain = still.matches || changed.length > MOST_MOVING;
     svg.classList.toggle("plain", plain);
+    svg.classList.toggle("steps", still.matches);
     const kept = {};
     let next = marks.firstElementChild;
     for (const key of scene.keys) {
@@ -286,13 +378,14 @@ function render({ model, el }) {
     svg.setAttribute("aria-label", `${scene.title}. ${scene.says}`);
     table.hidden = !scene.table;
     if (table.dataset.html !== scene.table) table.lastChild.innerHTML = table.dataset.html = scene.table;
-    controls.hidden = all.length < 2;
+    controls.hidden = all.length < 2 && !scene.clock.length;
+    slider.hidden = count.hidden = all.length < 2;
     slider.max = all.length - 1;
     slider.value = at;
-    count.textContent = `step ${at + 1} of ${all.length}: ${scene.says}`;
-    back.disabled = at === 0;
-    forward.disabled = at === all.length - 1;
-    time.read(scene.clock);
+    count.textContent = all.length > 1 ? `step ${at + 1} of ${all.length}: ${scene.says}` : "";
+    back.disabled = all.length > 1 && at === 0;
+    forward.disabled = all.length > 1 && at === all.length - 1;
+    time.read(scene.clock, scene.movers);
     const isThere = told && drawn[told.dataset.key]?.group === told;
     if (isThere && !followed) say(told);  // what it says now
     else if (followed || told || !fact.textContent) light(null);
@@ -305,16 +398,57 @@ function render({ model, el }) {
     draw();
     if (at === all.length - 1) stop();
   }
+  const isTimed = () => all.length === 1;  // then the playhead moves, not the picture
+  function step(way) {
+    stop();
+    if (!isTimed()) return go(at + way);
+    time.follow(time.next(way));
+    hear();
+  }
   function start() {
-    if (at === all.length - 1) go(0);
-    timer = setInterval(() => go(at + 1), 1000 * model.get("seconds"));
     play.textContent = "Pause";
+    if (isTimed()) return run();
+    if (at === all.length - 1) go(0);
+    timer = every(1000 * model.get("seconds"), () => go(at + 1));
+  }
+  function run() {  // frame by frame or, for whom motion is too much, from start to start
+    if (time.at() >= 1) time.follow(0);
+    svg.classList.add("playing");
+    if (still.matches) {
+      timer = every(1000, () => pass(time.next(1)));
+      return;
+    }
+    let last = performance.now(), asked = null;
+    const frame = (now) => {
+      const gone = Math.max(0, now - last) / 1000;
+      last = now;
+      asked = requestAnimationFrame(frame);
+      pass(time.at() + gone * speed.value / time.seconds());
+    };
+    asked = requestAnimationFrame(frame);
+    timer = { cancel: () => cancelAnimationFrame(asked) };
+  }
+  function every(milliseconds, call) {
+    const timer = setInterval(call, milliseconds / speed.value);
+    return { cancel: () => clearInterval(timer) };
+  }
+  function pass(to) {
+    time.follow(to);
+    if (time.at() >= 1) stop();
   }
   function stop() {
-    clearInterval(timer);
+    timer?.cancel();
+    if (!timer) return;
     timer = null;
     play.textContent = "Play";
+    svg.classList.remove("playing");
+    if (!isTimed()) return;
+    time.follow(time.at());
+    hear();
+    if (time.at() >= 1) for (const each of marks.querySelectorAll(".future")) each.classList.remove("future");
   }
+  const hear = () => (heard.textContent = [...moment.children].map((each) => each.textContent).join("; "));
+  speed.addEventListener("change", () => timer && (stop(), start()));
 
   // -- facts and peers
   const markOf = (target) => target.closest?.("[aria-label][data-key]");
@@ -422,6 +556,7 @@ function render({ model, el }) {
   const replaced = () => {
     all = scenes(model.get("steps"));
     stop();
+    for (const each of marks.querySelectorAll(".future")) each.classList.remove("future");
     go(Math.min(at, all.length - 1));
   };
   model.on("change:changes", changed);

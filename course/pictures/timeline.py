@@ -5,13 +5,17 @@ Predictions and measurements are drawn by the same function, and each picture sa
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from heapq import heappop, heappush
 from math import ceil, floor, log10
 from operator import itemgetter
 from typing import Any
 
 from course.pictures.parts import legend
-from course.pictures.scene import LARGE, WIDTH, Look, Mark, Scene, arrow, box, label, line
+from course.pictures.scene import (
+    LARGE, SMALLEST, WIDTH, Look, Mark, Scene, Traveller, arrow, box, fitting, label, line, text_width,
+)  # fmt: skip
 from course.pictures.style import GREY, IDLE, INK, KIND_COLOR, MUTED, three_digits, tint
 from course.table import Table
 from course.timeline import Timeline
@@ -25,7 +29,9 @@ FOLDED_STRENGTHS = (1.0, 0.4)  # the same for a V, whose chunks are two: all tha
 LEFT, HEAD, WORK, GAP, LANE = 66.0, 30.0, 30.0, 6.0, 15.0
 NARROWEST_IDLE = 0.5  # pixels: a shorter idle stretch is rounding
 WAITS = 9.0  # the height of a wait, at the foot of the work that it interrupts: their label is above it
-BESIDE = 150.0  # the width of the bars beside a timeline
+BESIDE = 226.0  # the width of what stands beside a timeline: its states, and bars of what is held
+HELD, BAR = 122.0, 14.0  # the longest of these bars; their height, at the foot of the row
+FLIGHT = 0.8  # of the shortest op: what is sent at once travels so long, to be seen
 FULL_LANES = 4  # messages under way at once are drawn below each other; more lanes than these share their height
 MOST_ARROWS, MOST_OPS = 300, 100  # in a picture; in a cell of the table
 
@@ -46,7 +52,9 @@ def draw_timelines(
         marks += rows.marks(f"{time_text(rows.timeline.makespan_seconds, unit)}, {rows.timeline.bubble_share:.1%} idle")
         if in_flight:
             marks += [label(f"{rows.key}held", right + 12, rows.top - 16, "micro-batches held"), *rows.bars(most)]
-    return with_axis(all_rows, marks, _table(timelines, titles, unit, in_flight))
+    beside = (right + 12, WIDTH) if in_flight else (0.0, 0.0)
+    travellers = [each for rows in all_rows for each in rows.travellers(most if in_flight else 0)]
+    return with_axis(all_rows, marks, _table(timelines, titles, unit, in_flight), beside, travellers)
 
 
 class Rows:
@@ -110,6 +118,7 @@ class Rows:
                 if not self.links:  # else the idle stretch says it
                     why, awaits = self._under_way(rank, span.start, span.end)
                     look |= Look(row=self._row(rank), name=why or "waits", awaits=awaits)
+                    look |= Look(short=why.partition(" until ")[0])
                 yield self._box(f"{self.key}wait{rank}.{number}", span, IDLE, place=place, **look)
             for lane, messages in enumerate(self.lanes[rank]):
                 place = WORK + 2 + lane * self.lane, self.lane - min(1, self.lane / 4)
@@ -133,8 +142,10 @@ class Rows:
             if (width := (until - reached) * self.scale) >= NARROWEST_IDLE:
                 why, awaits = self.why_idle(rank, reached, span)
                 name, place = f"idle: {why}".removesuffix(": "), (self.x(reached), self.y(rank), width, WORK)
+                short = why.partition(" until ")[0].replace(" has all that it needs, and", "") if span else "done"
                 fact = f"rank {rank} is idle: {self.times(reached, until)}; {why}".removesuffix("; ")
                 look = Look(row=self._row(rank), name=name, awaits=awaits, level=self._level(rank, reached))
+                look |= Look(short=short or "idle")
                 yield box(f"{self.key}gap{rank}.{number}", *place, IDLE, fact=fact, radius=0, live=True, **look)
             reached = max(reached, span.end if span else finish)
 
@@ -171,6 +182,7 @@ class Rows:
             for need in needs:
                 after[need].append(span)
         work = [span for rank in self.timeline.ranks for span in self.timeline.of(rank, *COMPUTING)]
+        texts = {rank: self._texts(rank) for rank in self.timeline.ranks}
         for number, span in enumerate(work):
             chunk = span.op.chunk if span.op else 0
             means = WORDS[span.kind] + ", chunk 0" * (self.num_chunks > 1)
@@ -178,12 +190,12 @@ class Rows:
                 means = f"chunk {chunk}" + " (f0 is F0.1)" * self.folds if span.kind == "forward" else ""
             lights = *map(self._name, (*self.links.get(span, ()), *after[span])), self._name(span, ">")
             key, fill = self._name(span) if span.op else f"{self.key}work{number}", KIND_COLOR[span.kind]
-            strengths = FOLDED_STRENGTHS if self.folds else CHUNK_STRENGTHS
-            fill = tint(fill, strengths[chunk % len(strengths)])
+            fill = tint(fill, self._strength(chunk))
             tags = (self._name(span), *([f"micro-batch{span.op.micro_batch}"] if span.op else []))
             look = Look(edge="#ffffff", means=means, tags=tags, lights=lights)
             look |= Look(row=self._row(span.rank), name=span.label, level=self._level(span.rank, span.start))
-            yield self._box(key, span, fill, ways(span.op, self.folds) if span.op else span.label, **look)
+            text, size = texts[span.rank].get(span, (span.label, 12))
+            yield self._box(key, span, fill, text, size=size, **look)
         pairs = [(need, span) for need, spans in after.items() for span in spans if span.rank != need.rank]
         for need, span in pairs if len(pairs) <= MOST_ARROWS else ():
             tags = self._name(need, ">"), self._name(span, ">"), f"micro-batch{span.op.micro_batch if span.op else ''}"
@@ -191,6 +203,16 @@ class Rows:
             ends = [(self.x(need.end - inside), need.rank), (self.x(span.start + inside), span.rank)]
             points = [(x, self.y(rank) + WORK / 2) for x, rank in ends]
             yield arrow(f"{self._name(need)}>{self._name(span)}", points, INK, shy=True, tags=tags)
+
+    def _texts(self, rank: int) -> dict[Span, tuple[str, float]]:
+        """Return what stands in each op of a row, and how large: all are written in the one way that fits them all."""
+        spans = [span for span in self.timeline.of(rank, *COMPUTING) if span.op]
+        for texts in zip(*(ways(span.op, self.folds) for span in spans if span.op)):
+            widths = [span.seconds * self.scale - 4 for span in spans]
+            size = min(fitting(text, width, WORK - 2, 12) for text, width in zip(texts, widths))
+            if size:
+                return {span: (text, size) for span, text in zip(spans, texts)}
+        return {span: ("", 12) for span in spans}
 
     def journeys(self) -> dict[str, str]:
         """Say of each micro-batch when it is on which rank, how often it travels, and how long it is kept."""
@@ -213,16 +235,17 @@ class Rows:
             needs = " and ".join(f"{need.label} of rank {need.rank}" for need in self.links[span]) or "no other op"
             fact += f"; needs {needs}; micro-batches held then: {self.held(span.rank, span.start):.3g}"
         place, edge = (self.x(span.start), self.y(span.rank) + place[0], width, place[1]), min(1, width / 8)
-        return box(key, *place, fill, text, fact=fact, size=12, edge_width=edge, radius=min(3, width / 4), **look)
+        look = Look(fact=fact, size=12, edge_width=edge, radius=min(3, width / 4)) | look
+        return box(key, *place, fill, text, **look)
 
     def _name(self, span: Span, before: str = "") -> str:
         return f"{self.key}{before}{span.rank}.{span.label.split()[-1]}"
 
     def bars(self, most: float) -> Iterable[Mark]:
         """Yield bars of the micro-batches each rank holds, at its peak and now; the longest has ``most``."""
-        x, unit, height = WIDTH - BESIDE + 12, (BESIDE - 50) / max(most, 1), WORK - 10
+        x, unit, height = WIDTH - BESIDE + 12, HELD / max(most, 1), BAR
         for rank, peak in zip(self.timeline.ranks, peaks_in_flight(self.timeline)):
-            y, key = self.y(rank) + 5, f"{self.key}held{rank}"
+            y, key = self.y(rank) + WORK - BAR, f"{self.key}held{rank}"
             fact = f"micro-batches whose activations rank {rank} holds: at most {peak:.3g}"
             yield box(f"{key}.peak", x, y, peak * unit, height, tint(INK, 0.15), fact=fact)
             look = Look(row=self._row(rank), level=peak, fact=fact)
@@ -230,6 +253,57 @@ class Rows:
             for cut in range(1, ceil(peak)) if unit > 5 else ():
                 yield line(f"{key}.{cut}", [(x + cut * unit, y), (x + cut * unit, y + height)], "#ffffff")
             yield label(f"{key}.number", x + peak * unit + 6, y + height / 2, f"{peak:.3g}")
+
+    def travellers(self, most: float) -> Iterator[Traveller]:
+        """Yield the messages between ranks and, unless ``most`` is 0, the micro-batches that pile up on their bars."""
+        flight = FLIGHT * min((span.seconds for span in self.links), default=0.0)
+        for span, needs in self.links.items():
+            for need in needs:
+                if need.rank != span.rank:
+                    yield self._message(need, span, flight)
+        for rank in self.timeline.ranks if most and self.links else ():
+            yield from self._pile(rank, HELD / max(most, 1) / self.num_chunks, flight)
+
+    def _message(self, need: Span, span: Span, flight: float) -> Traveller:
+        """Return what an op needs of another rank, on its way: its own way if that can be seen, or else a longer one."""
+        sent = self.sent.get((need.rank, need.op), replace(need, start=need.end))
+        more = max(0.0, flight - sent.seconds) / 2
+        frames = []
+        for moment, rank in ((sent.start - more, need.rank), (sent.end + more, span.rank)):
+            frames.append((self._share(moment), self.x(moment), self.y(rank) + WORK / 2))
+        return Traveller(f"{need.op.micro_batch}", 20, 20, 10, KIND_COLOR[need.kind], frames)
+
+    def _pile(self, rank: int, width: float, flight: float) -> Iterator[Traveller]:
+        """Yield a box for each pass of a micro-batch, from its forward to the last op that needs what that kept.
+
+        It goes to the first place that is free.
+        """
+        left, y, free, leaves = WIDTH - BESIDE + 12, self.y(rank) + WORK - BAR / 2, [], []
+        passes: dict[tuple[int, int], list[Span]] = defaultdict(list)
+        for span in self.timeline.of(rank, *COMPUTING):
+            if span.op:
+                passes[span.op.micro_batch, span.op.chunk].append(span)
+        widest = max(text_width(str(number), SMALLEST) for number, _ in passes)
+        for number, spans in enumerate(sorted(passes.values(), key=lambda spans: spans[0].start)):
+            first, last = spans[0], spans[-1]
+            while leaves and leaves[0][0] <= first.start:
+                heappush(free, heappop(leaves)[1])
+            place = heappop(free) if free else len(leaves)
+            heappush(leaves, (last.end, place))
+            there = left + (place + 0.5) * width
+            arrives = min(first.start + flight, last.end)
+            frames = [(self._share(first.start), self.x(first.start), self.y(rank) + WORK / 2)]
+            frames += [(self._share(arrives), there, y), (self._share(last.end), there, y)]
+            text = str(first.op.micro_batch) if widest + 3 < width else ""
+            fill = tint(KIND_COLOR["forward"], self._strength(first.op.chunk))
+            yield Traveller(text, width - 1, BAR, 2, fill, frames)
+
+    def _share(self, moment: float) -> float:
+        return (moment - self.begin) / self.end
+
+    def _strength(self, chunk: int) -> float:
+        strengths = FOLDED_STRENGTHS if self.folds else CHUNK_STRENGTHS
+        return strengths[chunk % len(strengths)]
 
 
 def links(timeline: Timeline) -> dict[Span, list[Span]]:
@@ -246,12 +320,12 @@ def links(timeline: Timeline) -> dict[Span, list[Span]]:
 
 
 def ways(op: Op, folds: bool = False) -> tuple[str, ...]:
-    """Return the ways to write an op in a box: whole, without the chunk, or the letter above the number.
+    """Return the ways to write an op in a box: whole, without the chunk, or the number alone: the colour is the letter.
 
     Where a pipeline ``folds``, chunk 1 has small letters instead of its number.
     """
     letter = LETTER[op.kind].lower() if folds and op.chunk else LETTER[op.kind]
-    return str(op), f"{letter}{op.micro_batch}", f"{letter}\n{op.micro_batch}"
+    return str(op), f"{letter}{op.micro_batch}", f"{op.micro_batch}"
 
 
 def in_lanes(messages: Iterable[Span]) -> list[list[Span]]:
@@ -311,8 +385,14 @@ def stacked(timelines: Sequence[Timeline], titles: Sequence[str], unit: str, end
     return rows
 
 
-def with_axis(rows: Sequence[Rows], marks: Sequence[Mark], table: Table) -> Scene:
-    """Return the scene of these rows with a time axis below them, about eight ticks at round numbers, and a legend."""
+def with_axis(
+    rows: Sequence[Rows], marks: Sequence[Mark], table: Table, beside: tuple[float, float] = (0.0, 0.0),
+    travellers: Sequence[Traveller] = (),
+) -> Scene:  # fmt: skip
+    """Return the scene of these rows with a time axis below them, about eight ticks at round numbers, and a legend.
+
+    ``beside`` is where what stands beside the rows begins and ends, if anything does.
+    """
     y, right, unit = rows[-1].bottom + 4, rows[-1].right, rows[-1].unit
     end = rows[-1].end * (1e3 if unit == "ms" else 1)
     power = 10 ** floor(log10(end / 8))
@@ -331,8 +411,9 @@ def with_axis(rows: Sequence[Rows], marks: Sequence[Mark], table: Table) -> Scen
         journeys[tag].append(text)
     told = {tag: " · ".join(texts) + "." for tag, texts in journeys.items()}
     hint = {"": "Click an op to follow its micro-batch."} if told else {}
-    clock = LEFT, right, rows[0].top, rows[-1].bottom, end, unit  # ``end`` is in this unit
-    return Scene(title, says, marks, marks[-1].y + 14, table=table, journeys=told | hint, clock=clock)
+    clock = LEFT, right, rows[0].top, rows[-1].bottom, end, unit, *beside  # ``end`` is in this unit
+    played = dict[str, Any](clock=clock, travellers=travellers)
+    return Scene(title, says, marks, marks[-1].y + 14, table=table, journeys=told | hint, **played)
 
 
 def _table(timelines: Sequence[Timeline], titles: Sequence[str], unit: str, in_flight: bool) -> Table:

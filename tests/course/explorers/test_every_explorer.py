@@ -40,7 +40,7 @@ EXPLORERS = {  # a call, what every change changes, and the changes, some after 
     ),
     "schedule_explorer('interleaved', 4, 8, 2)": (ALL, [
         {"name": "GPipe"}, {"pp_size": 2}, {"num_micro_batches": 4}, {"num_chunks": 3}, {"forward": 2.0},
-        {"backward": 1.0}, {"message": 0.5},
+        {"backward": 1.0}, {"message": 0.5}, {"rival": "1F1B"},
     ]),
     "shard_explorer('column', 1024, 512, tp_size=2)": (ALL - {"says"}, [
         {"cut": "row"}, {"input_size": 2048}, {"output_size": 1024}, {"tp_size": 4}, {"batch_size": 64},

@@ -81,3 +81,18 @@ def test_too_few_micro_batches_for_dualpipe_v_are_said_in_words():
     assert (explorer.choice.name, explorer.choice.num_micro_batches) == ("DualPipeV", 10)
     assert "<b>micro-batches m is 10 now, not 8.</b> micro-batches m = 8 is below 2 * ranks p = 10." in (explorer.says)
     assert {f"0.{op}" for op in dualpipe_v(5, 10).ranks[0]} <= scene(explorer).by_key.keys()
+
+
+def test_two_schedules_race_on_one_clock(explorer):
+    explorer.choose(rival="1F1B")
+    [race] = explorer.steps
+    ops = [mark for mark in race.marks if mark.name and not mark.name.startswith("idle")]
+    work = {name: [mark.right for mark in ops if mark.row.startswith(name)] for name in ("interleaved", "1F1B")}
+    assert race.title == "interleaved and 1F1B"
+    assert max(work["interleaved"]) < max(work["1F1B"]) == pytest.approx(race.clock[1])
+    assert "interleaved: 28.5 time units" in explorer.says and "1F1B: 33 time units" in explorer.says
+    assert "schedule_explorer('interleaved', 4, 8, 2, 1.0, 2.0, 0.0, 8, '1F1B')" == repr(explorer)
+    explorer.choose(name="1F1B")  # nobody races against itself
+    assert explorer.steps[0].title == "1F1B"
+    explorer.choose(name="GPipe", rival="interleaved")
+    assert not explorer.controls["num_chunks"].disabled

@@ -193,8 +193,10 @@ def test_a_playhead_that_one_drags_says_what_each_rank_does_and_points_to_what_i
     waits = "rank 1: idle: F0 waits for F0 of rank 0 until 1.5 time units · holds 0"
     assert texts.all_inner_texts() == [*start, waits]
     bar = page.locator("[data-key='held0.now'] rect")
+    page.keyboard.press("Tab")
+    handle.focus()
     before, place = float(bar.get_attribute("width")), handle.bounding_box()
-    left, right, *_, end, _ = scene.clock
+    left, right, _, _, end, *_ = scene.clock
     scale = page.evaluate("document.querySelector('.clock').getScreenCTM().a")
     x, y = place["x"] + place["width"] / 2, place["y"] + place["height"] / 2
     page.mouse.move(x, y)
@@ -225,7 +227,7 @@ def test_time_is_zoomed_by_keys_wheel_and_buttons_with_the_axis_and_the_playhead
     page.set_content(f"<style>{CSS}</style>")
     scene = draw_timelines([simulate(interleaved(8, 24, 4))], ["interleaved"], in_flight=True)
     page.evaluate(SHOW, [CODE, {"steps": differences([scene]), "seconds": 1, "clicks": False}])
-    left, right, *_, end, _ = scene.clock
+    left, right, _, _, end, *_ = scene.clock
     op, start, words = (
         page.locator("[data-key='0.F12.1']"),
         scene.by_key["0.F12.1"],
@@ -296,3 +298,81 @@ def test_after_a_click_on_a_gpu_its_peers_stay_lit_in_all_grids_until_a_second(p
     gpu.click()
     page.mouse.move(5, 900)
     assert lit() == set() and page.locator(".fact").inner_text() == "Click a GPU to keep its peers lit."
+
+
+TIMELINE = draw_timelines([simulate(gpipe(2, 2))], ["GPipe"], in_flight=True)
+SEEN = """() => ({ line: getComputedStyle(document.querySelector(".clock > path")).display,
+  states: [...document.querySelectorAll(".states text")].map((text) => text.textContent),
+  future: document.querySelectorAll(".future").length,
+  travellers: [...document.querySelectorAll(".travellers text")].map((text) => text.textContent),
+  places: [...document.querySelectorAll(".travellers > g")].map((each) => each.getAttribute("transform")),
+  heard: document.querySelector(".heard").textContent, hour: document.querySelector(".hour").textContent })"""
+
+
+def show_timeline(page, scene=TIMELINE):
+    page.set_content(f"<style>{CSS}</style>")
+    page.evaluate(SHOW, [CODE, {"steps": differences([scene]), "seconds": 1, "clicks": False}])
+
+
+def test_a_timeline_opens_calmly_and_shows_its_playhead_from_the_first_touch(page):
+    show_timeline(page)
+    assert page.evaluate(SEEN)["line"] == "none"
+    assert not page.locator(".states").is_visible()
+    assert page.locator(".moment li").count() == 3  # for those who hear the page
+    page.get_by_role("button", name="Forward").click()
+    seen = page.evaluate(SEEN)
+    assert seen["line"] != "none" and seen["hour"] == "At 1 time unit"
+    assert seen["states"] == ["F1", "", "F0", "idle 1"]
+    assert page.locator("[data-key='held0.now']").evaluate("bar => getComputedStyle(bar).visibility") == "hidden"
+
+
+def test_a_clock_plays_pauses_and_says_in_words_where_it_is_but_not_on_each_frame(page):
+    show_timeline(page)
+    page.evaluate("""() => { window.said = []; new MutationObserver(() => window.said.push(1)).observe(
+        document.querySelector(".heard"), { childList: true, characterData: true, subtree: true }); }""")
+    page.get_by_role("combobox", name="speed").select_option("4")
+    page.get_by_role("button", name="Play").click()
+    page.wait_for_function("() => document.querySelectorAll('.travellers > g').length > 2", polling=10)
+    before = page.evaluate(SEEN)
+    assert before["future"] > 0 and before["heard"] == "" and page.evaluate("window.said") == []
+    page.wait_for_function("place => document.querySelector('.hour').textContent !== place", arg=before["hour"])
+    page.get_by_role("button", name="Pause").click()
+    paused = page.evaluate(SEEN)
+    assert paused["heard"].startswith(paused["hour"]) and "rank 1: " in paused["heard"]
+    page.wait_for_timeout(100)
+    assert page.evaluate(SEEN) == paused
+    page.get_by_role("button", name="Play").click()
+    page.get_by_role("button", name="Play").wait_for(timeout=30_000)  # at the end
+    end = page.evaluate(SEEN)
+    assert end["hour"] == "At 9 time units" and end["future"] == 0 and end["travellers"] == []
+    assert end["states"] == ["B1", "idle 3", "done", "idle 3"]
+
+
+def test_whom_motion_is_too_much_gets_steps(page):
+    page.emulate_media(reduced_motion="reduce")
+    show_timeline(page)
+    page.evaluate("""() => { window.places = new Set(); window.hours = []; new MutationObserver(() => {
+        window.hours.push(document.querySelector(".hour").textContent);
+        for (const each of document.querySelectorAll(".travellers > g")) window.places.add(each.getAttribute("transform"));
+    }).observe(document.querySelector(".hour"), { childList: true }); }""")
+    page.get_by_role("combobox", name="speed").select_option("4")
+    page.get_by_role("button", name="Play").click()
+    page.get_by_role("button", name="Play").wait_for(timeout=30_000)
+    page.emulate_media(reduced_motion="no-preference")
+    hours = page.evaluate("[...new Set(window.hours)].map((text) => Number(text.split(' ')[1]))")
+    starts = sorted({mark.x for mark in TIMELINE.marks if mark.name})
+    left, right, _, _, end, *_ = TIMELINE.clock
+    assert hours == pytest.approx([(x - left) / (right - left) * end for x in starts[1:]] + [end])
+    places = {tuple(map(float, re.findall(r"[-\d.]+", place))) for place in page.evaluate("[...window.places]")}
+    assert places <= {(round(x, 1), round(y, 1)) for each in TIMELINE.travellers for _, x, y in each.frames}
+
+
+def test_without_a_column_beside_it_a_row_says_its_state_on_a_slip_at_its_end(page):
+    show_timeline(page, draw_timelines([simulate(gpipe(2, 2))], ["GPipe"]))
+    handle, slips = page.get_by_role("slider", name="moment"), page.locator(".states rect")
+    lefts = []
+    for key in ("ArrowRight", "End"):
+        handle.press(key)
+        lefts.append(slips.first.bounding_box()["x"])
+        assert abs(lefts[-1] - handle.bounding_box()["x"]) > 200  # not over what it is about
+    assert lefts[1] < lefts[0] and page.evaluate(SEEN)["states"] == ["B1", "", "done", ""]

@@ -57,12 +57,13 @@ def test_every_op_is_a_box_at_its_time_in_its_ranks_row_with_its_name(schedule):
     assert all(upper.y + upper.height < lower.y for upper, lower in pairwise(rows))
 
 
-def test_the_chunks_of_a_v_differ_in_more_than_their_colour():
-    scene = draw(simulate(zero_bubble_v(4, 8)), in_flight=True)
+@pytest.mark.parametrize(("m", "words"), [(8, "{}"), (4, "{letter}{}")])
+def test_the_chunks_of_a_v_differ_in_their_colour_and_where_there_is_room_in_their_letter(m, words):
+    scene = draw(simulate(zero_bubble_v(4, m)), in_flight=True)
     for kind, letter in (("forward", "F"), ("backward", "B"), ("weight_gradient", "W")):
         marks = [scene.by_key[f"2.{letter}3"], scene.by_key[f"2.{letter}3.1"]]
         assert [mark.fill for mark in marks] == [tint(KIND_COLOR[kind], each) for each in drawing.FOLDED_STRENGTHS]
-        assert [mark.text.replace("\n", "") for mark in marks] == [f"{letter}3", f"{letter.lower()}3"]
+        assert [mark.text for mark in marks] == [words.format(3, letter=each) for each in (letter, letter.lower())]
     assert "chunk 1 (f0 is F0.1)" in texts(scene, "legend")
 
 
@@ -192,7 +193,7 @@ def test_bars_of_what_is_held_stand_beside_their_ranks():
         for rank in range(4):
             bar, row = scene.by_key[f"{key}held{rank}.now"], scene.by_key[f"{key}idle{rank}"]
             assert bar.width / unit == pytest.approx(schedule.peak_in_flight(rank))
-            assert row.y < bar.y < bar.y + bar.height < row.y + row.height
+            assert row.y < bar.y < bar.y + bar.height <= row.y + row.height
             assert row.x + row.width < bar.x
             assert scene.by_key[f"{key}held{rank}.number"].text == str(schedule.peak_in_flight(rank))
 
@@ -223,16 +224,18 @@ def test_the_table_has_when_each_op_starts_and_what_is_held():
     ]
 
 
-def test_narrow_boxes_shorten_their_labels_and_then_lose_them():
+def test_narrow_boxes_shorten_their_labels_and_then_lose_them_all_of_a_row_or_none():
     def texts(m):
         marks = draw(simulate(interleaved(2, m, 2))).by_key
+        row = [mark for key, mark in marks.items() if key.startswith(("0.F", "0.B")) and mark.shape == "box"]
+        assert len({mark.size for mark in row}) == 1
+        assert all(mark.text for mark in row) or not any(mark.text for mark in row)
         return [marks[key].text for key in ("0.F1.1", "0.B1.1")]
 
     assert texts(4) == ["F1.1", "B1.1"]
-    assert texts(6) == ["F1", "B1.1"]
-    assert texts(10) == ["F\n1", "B1"]
-    assert texts(20) == ["", "B\n1"]  # a backward is twice as wide
-    assert texts(40) == ["", ""]
+    assert texts(6) == ["F1", "B1"]
+    assert texts(10) == ["1", "1"]  # the colour is the letter
+    assert texts(24) == ["", ""]
 
 
 def reasons(scene, rank):
@@ -293,3 +296,52 @@ def test_a_micro_batch_is_followed_over_all_ranks():
     assert scene.journeys["micro-batch0"] == says
     lit = [mark for mark in scene.marks if "micro-batch0" in mark.tags]
     assert len([mark for mark in lit if mark.shape == "box"]) == 4 and len([m for m in lit if m.shy]) == 2
+
+
+def there(scene, moment):
+    """The travellers that are seen at a moment, a share of the whole time."""
+    return [each for each in scene.travellers if each.frames[0][0] <= moment < each.frames[-1][0]]
+
+
+@pytest.mark.parametrize("schedule", [gpipe(3, 4), one_f_one_b(4, 8), interleaved(2, 4, 2), zero_bubble_v(3, 6)])
+def test_micro_batches_pile_up_on_the_bar_of_what_is_held(schedule):
+    """After each start there are as many boxes on a rank's bar as passes that it holds, none on top of another."""
+    timeline = simulate(schedule)
+    scene = draw(timeline, in_flight=True)
+    for rank in timeline.ranks:
+        bar = scene.by_key[f"held{rank}.peak"]
+        for seconds, held in timeline.in_flight(rank):
+            now = there(scene, seconds / timeline.makespan_seconds + 1e-6)
+            slots = [each.frames[1][1] for each in now if each.frames[1][2] == bar.y + bar.height / 2]
+            assert len(slots) == len({*slots}) == held
+            assert all(bar.x < slot < bar.right for slot in slots)
+
+
+def test_messages_fly_from_the_op_that_makes_them_to_the_rank_that_needs_them():
+    timeline = simulate(gpipe(2, 2), message_seconds=1.5)
+    scene = draw(timeline)
+    end, rows = timeline.makespan_seconds, [scene.by_key[f"idle{rank}"] for rank in (0, 1)]
+    flights = [(each.text, each.fill, *(frame[0] * end for frame in each.frames)) for each in scene.travellers]
+    assert flights == [
+        ("0", BACKWARD, *map(pytest.approx, (6.5, 8))), ("1", BACKWARD, *map(pytest.approx, (8.5, 10))),
+        ("0", FORWARD, *map(pytest.approx, (1, 2.5))), ("1", FORWARD, *map(pytest.approx, (2, 3.5))),
+    ]  # fmt: skip
+    for each in scene.travellers:
+        ways = [y for _, _, y in each.frames]
+        middles = [row.y + row.height / 2 for row in rows]
+        assert ways == (middles if each.fill == FORWARD else middles[::-1])
+
+
+def test_a_message_that_takes_no_time_flies_so_long_that_it_is_seen():
+    timeline = simulate(gpipe(2, 1), 1, 2)
+    first = next(each for each in draw(timeline).travellers if each.fill == FORWARD)
+    leaves, arrives = (moment * timeline.makespan_seconds for moment, *_ in first.frames)
+    assert (leaves + arrives) / 2 == pytest.approx(1) and arrives - leaves == pytest.approx(0.8)
+
+
+def test_what_stands_at_the_end_of_a_row_is_short():
+    scene = draw(simulate(gpipe(2, 2)), in_flight=True)
+    short = {mark.name: mark.short for mark in marks(scene, "gap")}
+    assert short["idle: B0 waits for B0 of rank 1 until 5 time units"] == "B0 waits for B0 of rank 1"
+    assert short["idle: it has done all its work"] == "done"
+    assert scene.clock[6:] == (scene.by_key["held0.peak"].x, drawing.WIDTH)
