@@ -30,9 +30,11 @@ lab: $(READY)
 
 # A thread that spins while it waits for the next sum holds a core that another test needs. What looks at times comes
 # last, where it mostly waits. Kernels, servers and commands that tests start would each compile the lab's files anew if
-# they could not write them down. Answers are kept apart from those of whoever runs the tests. A worker that a hanging
-# test has ended is not replaced: the new one would begin with that test, and so on, for an hour.
+# they could not write them down. Answers are kept apart from those of whoever runs the tests. On a slow machine launch
+# would note where its ranks are, and a notebook's output would differ. A worker that a hanging test has ended is not
+# replaced: the new one would begin with that test, and so on, for an hour.
 test: export PYTHONDONTWRITEBYTECODE =
+test: export LABKIT_NO_NOTES = 1
 test: export LABKIT_PROGRESS = $(CURDIR)/build/tests_progress.json
 test: $(DEV)
 	@rm -f $(RESULTS)

@@ -14,6 +14,7 @@ while NCCL makes a communicator, it waits for a missing member without one. The 
 themselves.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -161,6 +162,8 @@ class Watchdog:
             self._still_looks += 1
 
     def _should_note(self, now: float, look: Look) -> bool:
+        if "LABKIT_NO_NOTES" in os.environ:  # outputs are compared: a slow machine adds no line
+            return False
         any_waits = any(map(look.is_waiting, range(look.num_ranks)))
         patience = _NOTE_SECONDS if any_waits else _NOTE_RUNNING_SECONDS
         return now - self.last_sign > patience and now - self._noted >= _NOTE_AGAIN_SECONDS

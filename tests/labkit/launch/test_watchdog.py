@@ -101,12 +101,22 @@ def test_no_deadlock_while_somebody_can_go_on(look):
     assert "deadlock" not in verdicts(*[look] * 60)
 
 
+@pytest.fixture(autouse=True)
+def notes(monkeypatch):
+    monkeypatch.delenv("LABKIT_NO_NOTES", raising=False)  # `make test` sets it
+
+
 def times_of_notes(look: Look) -> list[float]:
     return [2.0 + 0.5 * i for i, verdict in enumerate(verdicts(*[look] * 100)) if verdict == "note"]
 
 
 def test_a_slow_rank_is_noted_after_five_seconds_and_again_after_thirty():
     assert times_of_notes(world(RUNNING, in_collective())) == [5.5, 35.5]
+
+
+def test_nothing_is_noted_where_outputs_are_compared(monkeypatch):
+    monkeypatch.setenv("LABKIT_NO_NOTES", "1")
+    assert times_of_notes(world(RUNNING, in_collective())) == []
 
 
 def test_a_rank_that_computes_while_nobody_waits_is_noted_before_ten_seconds():
