@@ -34,7 +34,7 @@ lab: $(READY)
 # would note where its ranks are, and a notebook's output would differ. A worker that a hanging test has ended is not
 # replaced: the new one would begin with that test, and so on, for an hour.
 test: export PYTHONDONTWRITEBYTECODE =
-test: export LABKIT_NO_NOTES = 1
+test sweep-nccl: export LABKIT_NO_NOTES = 1
 test: export LABKIT_PROGRESS = $(CURDIR)/build/tests_progress.json
 test: $(DEV)
 	@rm -f $(RESULTS)
