@@ -4,6 +4,7 @@ It computes what `labtrain.model` computes; its linear layers have no bias.
 """
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -31,12 +32,16 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then the same with an MLP."""
+    """x + attention(norm(x)), then the same with an MLP.
 
-    def __init__(self, hidden_size: int, head_size: int):
+    Args:
+        attention: makes the attention, of the two sizes.
+    """
+
+    def __init__(self, hidden_size: int, head_size: int, attention: Callable[[int, int], nn.Module] = Attention):
         super().__init__()
         self.attention_norm = nn.LayerNorm(hidden_size)
-        self.attention = Attention(hidden_size, head_size)
+        self.attention = attention(hidden_size, head_size)
         self.mlp_norm = nn.LayerNorm(hidden_size)
         self.up = nn.Linear(hidden_size, 4 * hidden_size, bias=False)
         self.down = nn.Linear(4 * hidden_size, hidden_size, bias=False)
