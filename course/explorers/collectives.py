@@ -6,13 +6,16 @@ from html import escape
 from course.explorers.base import Explorer, Parts
 from course.explorers.control import menu, slider
 from course.pictures.collectives import flow_steps
-from course.pictures.messages import ring_steps, tree_and_ring
+from course.pictures.messages import ALPHA_SECONDS, BYTES_PER_SECOND, microseconds, ring_steps, tree_and_ring
+from course.pictures.style import bytes_text
 from course.sizing.flow import WITH_ROOT, WITHOUT_ROOT, Flow, numbered, row_and_column, simulate_flow
 
 ON_A_RING = {f"{name} on a ring": name for name in ("all-reduce", "reduce-scatter", "all-gather")}
 BOTH = "all-reduce on a tree and on a ring"
 COUNTED, DIGITS, OWN = "counted", "digits of pi", "yours"
 PI = "3141592653589793238462643383279502884197169399375105820974944592"
+SIZES = {"10 kB": 1e4, "100 kB": 1e5, "1 MB": 1e6, "10 MB": 1e7, "100 MB": 1e8}
+"""How large a tensor may be for the clock of the race; in its picture it has few numbers."""
 IN_PIECES = ("scatter", "reduce-scatter", "all-to-all", *ON_A_RING, BOTH)  # cut a tensor into one piece for each rank
 
 
@@ -24,28 +27,31 @@ class collective_explorer(Explorer):
         ("world_size", slider, "ranks", range(2, 9), 4),
         ("root", slider, "root", range(8), 0),
         ("numbers", menu, "numbers", (COUNTED, DIGITS), COUNTED),
+        ("size", menu, "a tensor of", [*SIZES], "10 MB"),
     )
-    keeps = ("operation", "numbers")
+    keeps = ("operation", "numbers", "size")
 
-    def _in_table(self, operation: str, world_size: int, root: int, numbers: str | Sequence[Sequence[float]]):
+    def _in_table(
+        self, operation: str, world_size: int, root: int, numbers: str | Sequence[Sequence[float]], size: str
+    ):
         """Keep numbers of the reader's own, and start with as many ranks as they are for."""
         if isinstance(numbers, str):
             self.own = [[int(digit) for digit in PI[8 * rank : 8 * rank + 8]] for rank in range(8)]
-            return [operation, world_size, root, numbers]
+            return [operation, world_size, root, numbers, size]
         self.own, lengths = numbers, {*map(len, numbers)}
         if len(lengths) != 1 or 0 in lengths:
             raise ValueError(f"numbers={numbers} must be rows of one length: use as many numbers for each rank")
-        return [operation, len(numbers), root, OWN]
+        return [operation, len(numbers), root, OWN, size]
 
     def _fit(self, choice):
-        operation, world_size, root, _ = choice
+        operation, world_size, root, *_ = choice
         if operation in WITH_ROOT and root >= world_size:
             raise ValueError(f"root={root} is not one of {world_size} ranks: use 0 to {world_size - 1}")
         return choice
 
     def _start(self) -> Sequence[Sequence[float]]:
         """Return each rank's numbers; the reader's own are repeated where there are too few."""
-        name, world_size, _, numbers = self.shown
+        name, world_size, _, numbers, _ = self.shown
         few = {"gather": 2 - (world_size > 4), "all-gather": 2 - (world_size > 4), "all-gather on a ring": 1}
         columns = few.get(name, world_size)
         if numbers == OWN and (name not in IN_PIECES or len(self.own[0]) % world_size == 0):
@@ -57,11 +63,15 @@ class collective_explorer(Explorer):
         return (row_and_column if name == "all-to-all" else numbered)(world_size, columns)
 
     def _parts(self) -> Parts:
-        name, _, root, _ = self.shown
+        name, _, root, _, size = self.shown
         self.controls["root"].disabled, start = name not in WITH_ROOT, self._start()
-        if name in (BOTH, *ON_A_RING):
-            steps = tree_and_ring(start) if name == BOTH else ring_steps(start, ON_A_RING[name])
-            return Parts(steps, "Simulated, message by message. A number has 4 bytes. Press Play.")
+        self.controls["size"].disabled = name != BOTH
+        if name == BOTH:
+            clock = f"{microseconds(ALPHA_SECONDS)} (α), and its bytes at {bytes_text(BYTES_PER_SECOND)}/s (B)"
+            return Parts(tree_and_ring(start, SIZES[size]), f"Simulated: a message takes {clock}. Press Play to race.")
+        if name in ON_A_RING:
+            says = "Simulated, message by message. A number has 4 bytes. Press Play."
+            return Parts(ring_steps(start, ON_A_RING[name]), says)
         flow, who = self._run(name, start, root)
         says = f"{(WITH_ROOT | WITHOUT_ROOT)[name]} {who} Press Play to see the numbers travel."
         return Parts(flow_steps(flow, name)[1:], escape(says))

@@ -74,15 +74,20 @@ def _pieces(flow: Flow, now: int) -> Iterable[_Piece]:
 
 def _flow(flow: Flow, name: str, key: str, x, y, width, now: int) -> Iterable[Mark]:
     """Yield the marks of one flow; what travels is below what stays until it arrives."""
-    columns, last = max(map(len, flow.before)), flow.num_messages
+    columns, is_done = max(map(len, flow.before)), now >= flow.num_messages
     pitch = min(WIDEST, (width - NAME - GAP) / (columns + max(len(row or ()) for row in flow.after)))
-    after_x, top, word = x + NAME + columns * pitch + GAP, y + TOP, "after" if now == last else "now"
+    after_x, top, word = x + NAME + columns * pitch + GAP, y + TOP, "after" if is_done else "now"
     place = lambda left, rank, element: (left + element * pitch, top + rank * ROW, pitch - 4, CELL)  # noqa: E731
     yield from [*heading(key, x, y, name), label(f"{key}after", after_x, top - 16, word, ink=MUTED)]
     above = [rank_box(key, rank, x, top + rank * ROW) for rank in range(len(flow.before))]
     for rank in (rank for rank, row in enumerate(flow.after) if not row):
-        text = "nothing" * (now == last)
+        text = "nothing" * is_done
         yield label(f"{key}nothing{rank}", after_x, top + rank * ROW + CELL / 2, text, ink=MUTED)
+    for (rank, element), way in flow.ways.items():
+        if now < way.num_messages:  # its place, until it is there
+            fact = f"Rank {rank} has nothing in element {element} yet"
+            empty = place(after_x, rank, element)
+            yield box(f"{key}empty{rank}.{element}", *empty, "none", edge=FRAME, dashed=True, fact=fact)
     for piece in _pieces(flow, now):
         arrived, (rank, element) = now >= piece.way.num_messages, piece.at
         words = source_text(piece.ranks), source_text(piece.ranks).replace("from ", "r"), ""
@@ -90,7 +95,7 @@ def _flow(flow: Flow, name: str, key: str, x, y, width, now: int) -> Iterable[Ma
         terms = " + ".join(f"{flow.before[r][e]:g} (element {e} of rank {r})" for r, e in piece.joined)
         fact = f"Rank {rank} has {piece.value:g} in element {element}{'' if arrived else ' so far'}: {terms}"
         apart = {part: place(x + NAME, *part) for part in piece.way.joins if part not in piece.joined}
-        moved = 0 < now < last and piece.at in piece.way.stops[now : now + 1]
+        moved = now > 0 and not is_done and piece.at in piece.way.stops[now : now + 1]
         look = dict(edge=INK, edge_width=2.5) if moved else {}
         made = cell(f"{key}{piece.key}", place(after_x, *piece.at), ways, [*piece.way.joins], fact, key, apart, **look)
         stays = arrived and len(piece.way.joins) != 1  # the white box of a sum

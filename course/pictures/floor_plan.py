@@ -35,10 +35,15 @@ class FloorPlan(NamedTuple):
         x, y = self.corner(node)
         return x + PAD + 0.5 + across, y + PAD + 0.5 + down
 
+    @property
+    def size(self) -> Point:
+        """Width and height of all nodes."""
+        right, bottom = self.corner(self.nodes_across - 1)[0], self.corner(self.num_nodes - 1)[1]
+        return right + self.frame[0], bottom + self.frame[1]
+
     def box_length(self, width: float, height: float) -> float:
         """Return how long a box may be for the plan to fit into ``width`` by ``height``."""
-        right, bottom = self.corner(self.nodes_across - 1)[0], self.corner(self.num_nodes - 1)[1]
-        return min(width / (right + self.frame[0]), height / (bottom + self.frame[1]))
+        return min(width / self.size[0], height / self.size[1])
 
 
 def floor_plan(world_size: int, gpus_per_node: int, width: float, height: float) -> FloorPlan:

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from math import inf
+from typing import Any
 
 from course.pictures.floor_plan import FloorPlan, Point, floor_plan
 from course.pictures.parts import heading
@@ -17,11 +18,19 @@ from labkit.sizes import counted, ranks_text
 HEAD = 48.0  # pixels above a grid, for its heading
 GAP = 0.05  # of a box's room: from line to line in the gaps
 BOX = 0.8  # the side of a box; the rest is the gap to its neighbour, in which lines between peers are seen
-LARGEST_BOX, WIDEST_LINE = 37.0, 7.0  # pixels
-MOST_LINES, MOST_SEEN = 64, 32  # GPUs: with more, no lines; with more, only those of the GPU that is pointed at
+OUTLINE = 0.07  # of a box's room: from a box to the outline of its group
+LARGEST_BOX, WIDEST_LINE, WIDEST_EDGE = 37.0, 7.0, 3.0  # pixels
+TWO_LINES, MOST_STRETCHED = 30.0, 1.1  # pixels: of a box with a letter above a number; of a grid's height, for that
+MOST_LINES = 64  # GPUs: with more, neither outlines nor lines
 MOST_GROUPS = 16  # in a cell of the table
 BESIDE = 10.0  # pixels from panel to panel; two are narrow enough for a phone
 HEIGHTS = ((16, 140.0), (64, 215.0), (inf, 245.0))  # pixels of a grid beside another, by the most GPUs it has room for
+FINE = (
+    "Outlined: peers in one node. Point at a GPU to see the way to its other peers (dashed: to another node); click it "
+    "to keep them lit."
+)
+COARSE = "A box is a node of {} GPUs. Nodes of one tint are in the same groups. Click a node to see its GPUs."
+"""What stands above a picture of GPUs, and of nodes."""
 Sent = Mapping[str, Traffic]  # by axis
 
 
@@ -52,9 +61,11 @@ def draw_layout(
             panels.append((left, 0.0, WIDTH / 2 - BESIDE, top))
     else:
         columns, height = (2, 260.0) if len(axes) == 4 else (3, 460.0 if layout.world_size > 512 else 350.0)
-        wide = WIDTH / columns
+        wide, y = WIDTH / columns, 0.0
         for number, axis in enumerate(axes):
-            x, y = number % columns * wide, number // columns * (HEAD + height + 16)
+            x = number % columns * wide
+            if number == columns:
+                y = max(mark.bottom for mark in marks) + 16
             marks += (own := [*grid(axis, x=x, y=y, width=wide - 16, height=height)])
             panels.append((x, y, wide - BESIDE, max(mark.bottom for mark in own) + 16 - y))
     for axis in axes:
@@ -76,7 +87,7 @@ def draw_layout(
     if "ep" in axes and num_experts:
         names = (_experts_text(layout, rank, num_experts) for rank in layout.groups("ep")[0])
         caption = f"{caption} The ranks of each expert group have, in this order, {'; '.join(names)}.".strip()
-    hint = {"": "Click a GPU to keep its peers lit."} if any("gpu" in mark.same for mark in marks) else {}
+    hint = {"": FINE if any("gpu" in mark.same for mark in marks) else COARSE.format(gpus_per_node)}
     bottom = max(mark.bottom for mark in marks) + 8
     return Scene(title, says, marks, bottom, table=Table(heads, rows, caption), journeys=hint, panels=panels)
 
@@ -131,20 +142,22 @@ def _grid(
     cells = [[rank] for rank in range(first, min(end, layout.world_size))]
     plan = floor_plan(len(cells), node_size, width, height)
     unit = min(plan.box_length(width, height), LARGEST_BOX / BOX)
+    high = max(unit, min(MOST_STRETCHED * height / plan.size[1], TWO_LINES / BOX))
     most = layout.world_size // min(map(layout.size, axes_in_use(layout)))  # groups, so letters
     small = unit * BOX < text_width(group_letter(most - 1), SMALLEST) + 4
     if small:
         cells = [[*range(start, min(start + node_size, end))] for start in range(first, end, node_size)]
         plan = floor_plan(len(cells), len(cells), width, height)
-        unit = plan.box_length(width, height)
+        unit = high = plan.box_length(width, height)
     else:
-        yield from _frames(plan, key, x, top, unit, first // node_size)
-    centres = [(x + cx * unit, top + cy * unit) for cx, cy in map(plan.centre, range(len(cells)))]
+        yield from _frames(plan, key, x, top, (unit, high), first // node_size)
+    centres = [(x + cx * unit, top + cy * high) for cx, cy in map(plan.centre, range(len(cells)))]
     if len(cells) <= MOST_LINES and layout.size(axis) > 1 and node is None and not small:
-        yield from _lines(layout, centres, unit, key, axis, node_size, traffic)
+        peers = [*_peers(layout, centres, (unit, high), key, axis, node_size, traffic)]
+        yield from sorted(peers, key=lambda mark: mark.shape)  # outlines are below lines
     held = [tuple(sorted({group_of[axis][rank] for rank in cell})) for cell in cells]
     kinds = {kind: number for number, kind in enumerate(dict.fromkeys(held))}
-    side = (0.92 if small else BOX) * unit
+    side, tall = ((0.92 if small else BOX) * length for length in (unit, high))
     for (rank, *others), groups, (cx, cy) in zip(cells, held, centres):
         letters, number = [group_letter(groups[0]), group_letter(groups[-1])], rank // node_size
         if small:
@@ -160,61 +173,89 @@ def _grid(
             fact = f"GPU {rank}: {fact}" if axis == "tp" else fact
             fact += f": {_experts_text(layout, rank, num_experts)}" if axis == "ep" and num_experts else ""
             own = ".".join(map(str, (key, *layout.coords(rank))))
-            size = max(SMALLEST if "ep" in group_of else 0, min(16, 0.42 * unit))
+            size = max(SMALLEST if "ep" in group_of else 0, min(16, 0.42 * high))
             look = Look(same=f"{prefix}gpu{rank}", size=size)
         tags = tuple(f"{key}{index}" for index in groups)
         lights = tags if len(groups) > 1 else tuple(f"{prefix}{each}{of[rank]}" for each, of in group_of.items())
-        place = cx - side / 2, cy - side / 2, side, side
+        place = cx - side / 2, cy - tall / 2, side, tall
         look |= dict(fact=fact, tags=tags, lights=lights)
         yield box(own, *place, tint(color, strength), (text, "" if small else letters[0]), **look)
 
 
-def _frames(plan: FloorPlan, key: str, x: float, y: float, unit: float, first: int) -> Iterator[Mark]:
+def _frames(plan: FloorPlan, key: str, x: float, y: float, unit: Point, first: int) -> Iterator[Mark]:
     """Yield a frame for each node and, where there is room, its name."""
-    width, height = (length * unit for length in plan.frame)
-    size = fitting("node 999", width, 0.5 * unit, 13)
+    width, height = plan.frame[0] * unit[0], plan.frame[1] * unit[1]
+    size = fitting("node 999", width, 0.5 * unit[1], 13)
     for number, (right, down) in enumerate(map(plan.corner, range(plan.num_nodes)), first):
-        left, top = x + right * unit, y + down * unit
+        left, top = x + right * unit[0], y + down * unit[1]
         yield box(f"{key}.node{number}", left, top, width, height, FRAME_FILL, edge=FRAME, radius=5)
         if plan.head and size:
-            yield label(f"{key}.name{number}", left + 3, top - 0.24 * unit, f"node {number}", size=size, ink=MUTED)
+            yield label(f"{key}.name{number}", left + 3, top - 0.24 * unit[1], f"node {number}", size=size, ink=MUTED)
 
 
-def _lines(
-    layout: ParallelLayout, centres, unit: float, key: str, axis: str, node_size: int, traffic
+def _peers(
+    layout: ParallelLayout, centres: Sequence[Point], unit: Point, key: str, axis: str, node_size: int, traffic
 ) -> Iterator[Mark]:
-    """Yield the ring of each group: dashed if it leaves a node, and as wide as its share of the bytes."""
+    """Yield an outline around peers that stand side by side in a node, and the way to those that do not.
+
+    The way of the first group is always seen, others when a reader points at one of its GPUs. It is dashed if it leaves
+    a node. Lines are as wide as their share of the bytes.
+    """
     width, sends, name = 2.5, "", AXIS_NAME[axis]
     if traffic and (most := max(each.total_bytes for each in traffic.values())):
         width = 1 + (WIDEST_LINE - 1) * traffic[axis].total_bytes / most
         sends = f", {bytes_text(traffic[axis].total_bytes)} a step in all {name} groups"
     for index, group in enumerate(layout.groups(axis)):
-        ring = group if len(group) == 2 or axis == "pp" else [*group, group[0]]
-        aside = unit / 2 + (index % 3 - 1) * GAP * unit  # so that the lines of neighbours are not one
+        parts = [[*part] for _, part in groupby(group, lambda rank: rank // node_size)]
+        fact = f"{name} group {group_letter(index)}: {'leaves its node' if len(parts) > 1 else 'in one node'}{sends}"
+        look, side_by_side = Look(fact=fact, tags=(f"{key}{index}",)), all(_is_block(part, centres) for part in parts)
+        for number, part in enumerate(parts if side_by_side else ()):
+            if len(part) > 1:
+                edge = dict[str, Any](edge=AXIS_COLOR[axis], edge_width=min(width, WIDEST_EDGE), radius=6)
+                place, edge["lights"] = _outline([centres[rank] for rank in part], unit), (f"{key}{index}",)
+                yield box(f"{key}.outline{index}.{number}", *place, tint(AXIS_COLOR[axis], 0.3), **edge, **look)
+        stops = [part[0] for part in parts] if side_by_side else group
+        if len(stops) == 1:
+            continue
+        ring = stops if len(stops) == 2 or axis == "pp" else [*stops, stops[0]]
+        aside = [side / 2 + (index % 3 - 1) * GAP * side for side in unit]  # so that neighbours' lines are not one
         hops = [_around(centres[one], centres[other], centres, unit, aside) for one, other in pairwise(ring)]
         points = [hops[0][0], *(point for hop in hops for point in hop[1:])]
-        crosses = len({rank // node_size for rank in group}) > 1
-        fact = f"{name} group {group_letter(index)}: {'leaves its node' if crosses else 'in one node'}{sends}"
-        look = Look(dashed=crosses, shy=layout.world_size > MOST_SEEN, tags=(f"{key}{index}",))
-        yield line(f"{key}.ring{index}", points, AXIS_COLOR[axis], width, fact=fact, **look)
+        look |= Look(dashed=len(parts) > 1, shy=index > 0)
+        yield line(f"{key}.ring{index}", points, AXIS_COLOR[axis], width, **look)
 
 
-def _around(start: Point, end: Point, centres: Sequence[Point], unit: float, aside: float) -> list[Point]:
+def _is_block(ranks: Sequence[int], centres: Sequence[Point]) -> bool:
+    """Say whether these GPUs, of one node, fill a rectangle: then an outline around them has nobody else in it."""
+    (left, right), (top, bottom) = (
+        (min(side), max(side)) for side in zip(*(centres[rank] for rank in ranks), strict=True)
+    )
+    return sum(left <= x <= right and top <= y <= bottom for x, y in centres) == len(ranks)
+
+
+def _outline(centres: Sequence[Point], unit: Point) -> tuple[float, float, float, float]:
+    (left, right), (top, bottom) = ((min(side), max(side)) for side in zip(*centres, strict=True))
+    around = [side * (BOX / 2 + OUTLINE) for side in unit]
+    return left - around[0], top - around[1], right - left + 2 * around[0], bottom - top + 2 * around[1]
+
+
+def _around(start: Point, end: Point, centres: Sequence[Point], unit: Point, aside: Sequence[float]) -> list[Point]:
     """Return a way from box to box: straight if no other is between, or else through the gaps beside rows and columns.
 
     A gap's line is ``aside`` from the middle of the boxes next to it.
     """
-    (x, y), (to_x, to_y) = start, end
+    (x, y), (to_x, to_y), (aside_x, aside_y) = start, end, aside
     in_line = [at for at in centres if at[0] == x == to_x or at[1] == y == to_y]
     between = any(min(start, end) < at < max(start, end) for at in in_line)
-    beside = abs(to_x - x) < 1.1 * unit and abs(to_y - y) < 1.1 * unit
+    beside = abs(to_x - x) < 1.1 * unit[0] and abs(to_y - y) < 1.1 * unit[1]
     if beside or (not between and (x == to_x or y == to_y)):
         return [start, end]
     if y == to_y:
-        return [start, (x, y + aside), (to_x, y + aside), end]
+        return [start, (x, y + aside_y), (to_x, y + aside_y), end]
     if x == to_x:
-        return [start, (x + aside, y), (x + aside, to_y), end]
-    row, column = y + (aside if to_y > y else -aside), to_x + (aside if x > to_x else -aside)
+        return [start, (x + aside_x, y), (x + aside_x, to_y), end]
+    row = y + (aside_y if to_y > y else -aside_y)
+    column = to_x + (aside_x if x > to_x else -aside_x)
     return [start, (x, row), (column, row), (column, to_y), end]
 
 

@@ -210,6 +210,7 @@ class Scene:
     """For a playhead: the left, right, top and bottom of its rows, the time at the right, the unit, and the left and
     right of what stands beside the rows; 0 and 0 if nothing does."""
     travellers: Sequence[Traveller] = ()  # what the clock moves
+    lasts: float = 0.0  # as a step that is played, this many times a usual one; all of that time, marks move to it
     panels: Sequence[tuple[float, float, float, float]] = ()  # places: on a narrow screen, below each other
 
     def __post_init__(self):

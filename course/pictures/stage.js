@@ -297,6 +297,7 @@ function arrowPath(x, y, toX, toY) {
 
 function render({ model, el }) {
   let all = scenes(model.get("steps")), at = 0, timer = null, drawn = {}, stacked = "", carried = null, resting = null, followed = null, told = null;
+  let saidAt = 0;
   const still = matchMedia("(prefers-reduced-motion: reduce)");
 
   // -- what is on the page
@@ -315,7 +316,7 @@ function render({ model, el }) {
   const play = button("Play", () => (timer ? stop() : start()));
   const slider = element("input", { type: "range", min: 0, value: 0, "aria-label": "step" });
   slider.addEventListener("input", () => go(Number(slider.value)));
-  const count = element("span", { "aria-live": "polite" });
+  const count = element("span");
   const speed = element("select", { "aria-label": "speed" }, ...SPEEDS.map((each) => new Option(`${each} ×`, each, each === 1, each === 1)));
   const controls = element("div", { class: "controls" }, back, play, forward, speed, slider, count, hour, heard);
   const table = element("details", {}, element("summary", {}, "The same as a table"), element("div"));
@@ -383,6 +384,7 @@ function render({ model, el }) {
     slider.max = all.length - 1;
     slider.value = at;
     count.textContent = all.length > 1 ? `step ${at + 1} of ${all.length}: ${scene.says}` : "";
+    if (all.length > 1 && (!timer || performance.now() - saidAt > SILENT)) hear();
     back.disabled = all.length > 1 && at === 0;
     forward.disabled = all.length > 1 && at === all.length - 1;
     time.read(scene.clock, scene.movers);
@@ -401,6 +403,7 @@ function render({ model, el }) {
   const isTimed = () => all.length === 1;  // then the playhead moves, not the picture
   function step(way) {
     stop();
+    svg.style.removeProperty("--move");
     if (!isTimed()) return go(at + way);
     time.follow(time.next(way));
     hear();
@@ -409,7 +412,15 @@ function render({ model, el }) {
     play.textContent = "Pause";
     if (isTimed()) return run();
     if (at === all.length - 1) go(0);
-    timer = every(1000 * model.get("seconds"), () => go(at + 1));
+    goOn();
+  }
+  function goOn() {  // to the next step, which takes its time; between usual ones there is time to read
+    const { lasts } = all[at + 1] ?? {}, milliseconds = 1000 * model.get("seconds") * (lasts || 1) / speed.value;
+    svg.style.setProperty("--move", `${Math.round(milliseconds * (lasts ? 1 : 0.7))}ms`);
+    svg.style.setProperty("--ease", lasts ? "linear" : "ease-in-out");
+    const waiting = setTimeout(goOn, milliseconds);
+    timer = { cancel: () => clearTimeout(waiting) };
+    go(at + 1);
   }
   function run() {  // frame by frame or, for whom motion is too much, from start to start
     if (time.at() >= 1) time.follow(0);
@@ -440,14 +451,19 @@ function render({ model, el }) {
     timer?.cancel();
     if (!timer) return;
     timer = null;
+    svg.style.removeProperty("--ease");
+    if (at < all.length - 1) svg.style.removeProperty("--move");  // the last step still takes its time
     play.textContent = "Play";
     svg.classList.remove("playing");
-    if (!isTimed()) return;
+    if (!isTimed()) return hear();
     time.follow(time.at());
     hear();
     if (time.at() >= 1) for (const each of marks.querySelectorAll(".future")) each.classList.remove("future");
   }
-  const hear = () => (heard.textContent = [...moment.children].map((each) => each.textContent).join("; "));
+  function hear() {
+    saidAt = performance.now();
+    heard.textContent = isTimed() ? [...moment.children].map((each) => each.textContent).join("; ") : count.textContent;
+  }
   speed.addEventListener("change", () => timer && (stop(), start()));
 
   // -- facts and peers

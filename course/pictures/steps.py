@@ -13,6 +13,7 @@ def whole(scene: Scene) -> dict[str, Any]:
         title=scene.title, says=scene.says, view=scene.view, table=scene.table.html, panels=scene.panels
     )
     shown |= {"journeys": dict(scene.journeys), "clock": scene.clock}
+    shown["lasts"] = scene.lasts
     shown["movers"] = [each.data for each in scene.travellers]
     return {**shown, "keys": [*marks], "marks": marks}
 

@@ -14,7 +14,19 @@ from typing import Any
 
 from course.pictures.parts import legend
 from course.pictures.scene import (
-    LARGE, SMALLEST, WIDTH, Look, Mark, Scene, Traveller, arrow, box, fitting, label, line, text_width,
+    LARGE,
+    SMALLEST,
+    WIDTH,
+    Look,
+    Mark,
+    Scene,
+    Traveller,
+    arrow,
+    box,
+    fitting,
+    label,
+    line,
+    text_width,
 )  # fmt: skip
 from course.pictures.style import GREY, IDLE, INK, KIND_COLOR, MUTED, three_digits, tint
 from course.table import Table
@@ -212,7 +224,7 @@ class Rows:
             size = min(fitting(text, width, WORK - 2, 12) for text, width in zip(texts, widths))
             if size:
                 return {span: (text, size) for span, text in zip(spans, texts)}
-        return {span: ("", 12) for span in spans}
+        return dict.fromkeys(spans, ("", 12))
 
     def journeys(self) -> dict[str, str]:
         """Say of each micro-batch when it is on which rank, how often it travels, and how long it is kept."""
@@ -265,7 +277,7 @@ class Rows:
             yield from self._pile(rank, HELD / max(most, 1) / self.num_chunks, flight)
 
     def _message(self, need: Span, span: Span, flight: float) -> Traveller:
-        """Return what an op needs of another rank, on its way: its own way if that can be seen, or else a longer one."""
+        """Return what an op needs of another rank, on its way; it takes a little longer than it does if it is fast."""
         sent = self.sent.get((need.rank, need.op), replace(need, start=need.end))
         more = max(0.0, flight - sent.seconds) / 2
         frames = []
@@ -284,7 +296,7 @@ class Rows:
             if span.op:
                 passes[span.op.micro_batch, span.op.chunk].append(span)
         widest = max(text_width(str(number), SMALLEST) for number, _ in passes)
-        for number, spans in enumerate(sorted(passes.values(), key=lambda spans: spans[0].start)):
+        for spans in sorted(passes.values(), key=lambda spans: spans[0].start):
             first, last = spans[0], spans[-1]
             while leaves and leaves[0][0] <= first.start:
                 heappush(free, heappop(leaves)[1])

@@ -29,7 +29,7 @@ def faults(scene: Scene) -> list[str]:
     for mark in scene.marks:
         is_label = mark.shape == "label"
         width = max(mark.width, text_width(mark.text, mark.size, mark.bold) * 0.95 * is_label)
-        left = mark.x - width / 2 * (mark.anchor == "middle" and is_label)
+        left = mark.x - width * is_label * {"start": 0, "middle": 0.5, "end": 1}[mark.anchor]
         if left < 0 or left + width > scene.width + 1 or mark.y < 0 or mark.bottom > scene.height:
             found.append(f"{mark.key} leaves the picture")
         if mark.text and mark.size < SMALLEST:

@@ -80,7 +80,7 @@ def test_a_ring_is_shown_message_by_message(explorer):
 
 def test_its_repr_is_the_call_that_makes_it(explorer):
     explorer.choose(operation="scatter")
-    called = f"collective_explorer('scatter', {explorer.choice.world_size}, {explorer.choice.root}, 'counted')"
+    called = f"collective_explorer('scatter', {explorer.choice.world_size}, {explorer.choice.root}, 'counted', '10 MB')"
     assert repr(explorer) == called
 
 
@@ -99,7 +99,7 @@ def test_fewer_ranks_move_the_root_and_never_the_operation(explorer):
 )
 def test_it_runs_on_numbers_of_ones_own(make, operation, ends):
     mine = make(operation, numbers=[[3, 1, 4], [2, 6, 5]])
-    assert mine.choice == (operation, 2, 0, "yours")
+    assert mine.choice == (operation, 2, 0, "yours", "10 MB")
     assert after(mine) == ends  # what is cut into pieces takes as many numbers as can be cut
     with pytest.raises(ValueError, match="must be rows of one length"):
         make(numbers=[[1], [2, 3]])
@@ -117,3 +117,16 @@ def test_all_to_all_starts_from_numbers_that_show_the_exchange(explorer):
     explorer.choose(operation="all-to-all")
     explorer.choose(world_size=2)
     assert [row[1:3] for row in explorer.steps[-1].table.rows] == [["0, 1", "0, 10"], ["10, 11", "1, 11"]]
+
+
+def test_tree_and_ring_race_for_a_tensor_of_the_size_that_one_chooses(explorer):
+    explorer.choose(operation=BOTH)
+    explorer.choose(world_size=8)
+    ends = {}
+    for size in ("10 kB", "100 MB"):
+        explorer.choose(size=size)
+        ends[size] = [explorer.steps[-1].by_key[f"{number}.clock"].text for number in (0, 1)]
+    assert "done in 61 µs" in ends["10 kB"][0] and "done in 3,640 µs" in ends["100 MB"][1]
+    assert "10 µs (α), and its bytes at 50 GB/s (B)" in explorer.says and not explorer.controls["size"].disabled
+    explorer.choose(operation="broadcast")
+    assert explorer.controls["size"].disabled

@@ -91,7 +91,7 @@ def test_two_schedules_race_on_one_clock(explorer):
     assert race.title == "interleaved and 1F1B"
     assert max(work["interleaved"]) < max(work["1F1B"]) == pytest.approx(race.clock[1])
     assert "interleaved: 28.5 time units" in explorer.says and "1F1B: 33 time units" in explorer.says
-    assert "schedule_explorer('interleaved', 4, 8, 2, 1.0, 2.0, 0.0, 8, '1F1B')" == repr(explorer)
+    assert repr(explorer) == "schedule_explorer('interleaved', 4, 8, 2, 1.0, 2.0, 0.0, 8, '1F1B')"
     explorer.choose(name="1F1B")  # nobody races against itself
     assert explorer.steps[0].title == "1F1B"
     explorer.choose(name="GPipe", rival="interleaved")

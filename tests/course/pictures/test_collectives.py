@@ -14,6 +14,7 @@ from tests.support.pictures import faults, lit, marks, texts
 
 SUMS = [[[(0, 0), (1, 0)], [(0, 1), (1, 1)]]] * 2
 ALL_REDUCE = Flow([[0, 1], [1, 2]], [[1, 3], [1, 3]], SUMS)
+SCATTERED = [[[(0, 0), (1, 0)]], [[(0, 1), (1, 1)]]]
 GATHER = Flow([[5], [6]], [[5, 6], None], [[[(0, 0)], [(1, 0)]], None])
 
 
@@ -138,3 +139,18 @@ def test_several_flows_stay_on_the_paper_and_apart(num_columns):
 def test_no_two_ranks_have_the_same_colour():
     colors = [rank_color(rank) for rank in range(24)]
     assert len(set(colors)) == 24 and colors[:8] == list(RANK_COLOR)
+
+
+def test_before_a_result_is_there_its_places_are_empty_and_the_picture_is_as_wide():
+    _, *steps = flow_steps(ALL_REDUCE, "all-reduce")
+    empty = [{mark.key for mark in marks(scene, "0.empty")} for scene in steps]
+    assert empty[0] == {f"0.empty{rank}.{element}" for rank in (0, 1) for element in (0, 1)}
+    assert empty[-1] == set() and len(empty[0]) > len(empty[1]) > 0
+    assert len({scene.width for scene in steps}) == 1
+    for scene in steps:
+        assert faults(scene) == []
+
+
+def test_what_ends_first_has_its_results_after_it_and_not_now():
+    scene = draw_flows({"all-reduce": ALL_REDUCE, "reduce-scatter": Flow([[0, 1], [1, 2]], [[1], [3]], SCATTERED)})
+    assert [mark.text for mark in scene.marks if mark.key.endswith("after")] == ["after", "after"]

@@ -48,27 +48,65 @@ def test_pointing_at_a_gpu_lights_its_peers_on_every_axis_and_says_its_groups():
     assert facts == ["GPU 6: tensor group D [6, 7]", "data group C [4, 6]", "pipeline group C [2, 6, 10, 14]"]
 
 
-def test_lines_are_as_wide_as_the_bytes_and_dashed_where_they_leave_a_node():
+def test_ways_are_as_wide_as_the_bytes_and_dashed_where_they_leave_a_node():
     traffic = {"tp": Traffic(4e12, 0), "dp": Traffic(1e12, 0), "pp": Traffic(2e12, 1e12)}
-    scene = draw_layout(TWO_NODES, traffic=traffic, traffic_of="a model")
-    tensor, data, pipeline = (scene.by_key[f"{axis}.ring0"] for axis in ("tp", "dp", "pp"))
-    assert tensor.edge_width > pipeline.edge_width > data.edge_width
-    assert [tensor.dashed, data.dashed, pipeline.dashed] == [False, False, True]
-    assert pipeline.fact == "pipeline group A: leaves its node, 2 TB a step in all pipeline groups"
-    ends = gpus(scene, TWO_NODES, "tp")[:2]
-    assert [(tensor.x + x, tensor.y + y) for x, y in tensor.points] == [
-        (mark.x + mark.width / 2, mark.y + mark.height / 2) for mark in ends
-    ]
+    layout = ParallelLayout(16, tp_size=2, pp_size=4, order="pp-tp-dp")  # no two peers beside each other
+    scene = draw_layout(layout, traffic=traffic, traffic_of="a model", gpus_per_node=4)
+    tensor, data = (scene.by_key[f"{axis}.ring0"] for axis in ("tp", "dp"))
+    assert tensor.edge_width > data.edge_width
+    assert (tensor.dashed, data.dashed) == (True, True)
+    assert data.fact == "data group A: leaves its node, 1 TB a step in all data groups"
+    box = gpus(scene, layout, "tp")[0]
+    assert (tensor.x, tensor.y) == (box.x + box.width / 2, box.y + box.height / 2)
+
+
+def test_peers_side_by_side_have_an_outline_around_them_and_nobody_else():
+    scene = draw_layout(TWO_NODES)
+    for axis in ("tp", "dp"):
+        boxes = gpus(scene, TWO_NODES, axis)
+        for index, group in enumerate(TWO_NODES.groups(axis)):
+            outline = scene.by_key[f"{axis}.outline{index}.0"]
+            inside = [
+                rank for rank, mark in enumerate(boxes)
+                if outline.x < mark.x and mark.right < outline.right
+                and outline.y < mark.y and mark.bottom < outline.bottom
+            ]  # fmt: skip
+            assert inside == group and scene.marks.index(outline) < scene.marks.index(boxes[group[0]])
+            assert set(outline.lights) <= set(boxes[group[0]].tags)
+    assert not marks(scene, "pp.outline")
+
+
+def test_a_group_that_leaves_its_node_has_an_outline_in_each_and_a_way_between():
+    layout = ParallelLayout(16, tp_size=8, order="dp-tp-pp")
+    scene = draw_layout(layout)
+    assert [mark.key for mark in marks(scene, "tp.outline0")] == ["tp.outline0.0", "tp.outline0.1"]
+    way, boxes = scene.by_key["tp.ring0"], gpus(scene, layout, "tp")
+    ends = [(way.x + x, way.y + y) for x, y in (way.points[0], way.points[-1])]
+    assert ends == [(boxes[rank].x + boxes[rank].width / 2, boxes[rank].y + boxes[rank].height / 2) for rank in (0, 8)]
+
+
+def test_of_ways_only_that_of_the_first_group_is_seen_until_one_points_at_a_gpu():
+    ways = marks(draw_layout(TWO_NODES), "pp.ring")
+    assert [mark.shy for mark in ways] == [False, True, True, True] and all(mark.dashed for mark in ways)
+
+
+@pytest.mark.parametrize("world_size", [16, 32, 48, 64])
+def test_up_to_64_gpus_carry_their_letter_and_their_number(world_size):
+    layout = ParallelLayout(world_size, 4, 2)
+    texts = [mark.text.split("\n") for mark in gpus(draw_layout(layout), layout, "pp")]
+    assert [number for _, number in texts] == [str(rank) for rank in range(world_size)]
+
+
+def test_what_a_box_is_stands_above_the_picture():
+    assert draw_layout(TWO_NODES).journeys[""].startswith("Outlined: peers in one node.")
+    assert draw_layout(ParallelLayout(128, 8, 4)).journeys[""].startswith("A box is a node of 8 GPUs.")
 
 
 def test_a_different_order_moves_boxes_and_changes_no_key():
-    one, other = draw_layout(TWO_NODES), draw_layout(ParallelLayout(16, 2, 4, order="tp-pp-dp"))
-    moved = {
-        key
-        for key in one.by_key
-        if (one.by_key[key].x, one.by_key[key].y) != (other.by_key[key].x, other.by_key[key].y)
-    }
-    assert one.by_key.keys() == other.by_key.keys()
+    layouts = TWO_NODES, ParallelLayout(16, 2, 4, order="tp-pp-dp")
+    one, other = ({mark.key: (mark.x, mark.y) for mark in draw_layout(layout).marks if mark.same} for layout in layouts)
+    moved = {key for key in one if one[key] != other[key]}
+    assert one.keys() == other.keys()
     assert "dp.0.0.1.0" in moved and "dp.0.0.0.0" not in moved
 
 
@@ -97,7 +135,10 @@ def test_links_go_around_boxes():
     for axis in axes_in_use(layout):
         boxes = gpus(scene, layout, axis)
         for index, group in enumerate(layout.groups(axis)):
-            ring, others = scene.by_key[f"{axis}.ring{index}"], {*range(16)} - {*group}
+            ring, others = scene.by_key.get(f"{axis}.ring{index}"), {*range(16)} - {*group}
+            if axis != "pp":
+                assert ring is None  # an outline says it
+                continue
             points = [(ring.x + x, ring.y + y) for x, y in ring.points]
             for (x, y), (to_x, to_y) in pairwise(points):
                 for step in range(21):

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 
+from course.pictures import messages
 from course.pictures.collectives import ROW
 from course.pictures.messages import message_steps, ring_steps, tree_and_ring
 from course.pictures.style import RANK_COLOR
@@ -86,3 +87,31 @@ def test_tree_and_ring_are_on_one_clock_and_one_scale():
     ranks = [scenes[0].by_key[f"0.rank{rank}"].y for rank in range(8)]
     assert framed[2] == {ranks[0], ranks[4]}  # a piece that has not left yet hides no frame
     assert framed[-1] == {*ranks[1::2]}
+
+
+def test_the_clock_counts_a_latency_and_the_bytes_of_a_piece_for_each_message():
+    clocks = [scene.by_key["0.clock"].text for scene in ring_steps(START)]
+    assert clocks == ["0 α + 0 S/B", "1 α + 1/3 S/B", "2 α + 2/3 S/B", "3 α + 1 S/B", "4 α + 4/3 S/B"]
+
+
+@pytest.mark.parametrize(("size_bytes", "tree", "ring"), [(1e4, 61, 140), (1e7, 1260, 490)])
+def test_a_small_tensor_is_faster_on_a_tree_and_a_large_one_on_a_ring(size_bytes, tree, ring):
+    """8 ranks, 10 µs a message, 50 GB/s: 6 (10 + S/50 GB) and 14 (10 + S/8/50 GB) µs."""
+    scenes = tree_and_ring([[element + rank for element in range(8)] for rank in range(8)], size_bytes)
+    assert scenes[-1].by_key["0.clock"].text == f"done in {tree:,} µs = 6 α + 6 S/B"
+    assert scenes[-1].by_key["1.clock"].text == f"done in {ring:,} µs = 14 α + 7/4 S/B"
+    done = [
+        [scene.by_key[f"{number}.clock"].text.startswith("done") for scene in scenes].index(True) for number in "01"
+    ]
+    assert (done[0] < done[1]) == (tree < ring)
+    assert sum(scene.lasts for scene in scenes[1:]) == pytest.approx(messages.RACE_STEPS)
+    lengths = [scene.lasts / messages.RACE_STEPS * max(tree, ring) for scene in scenes]
+    assert sum(lengths[: done[0] + 1]) == pytest.approx(tree, rel=0.02)  # what is seen takes as long as it says
+
+
+def test_in_a_race_a_message_is_as_far_as_its_time():
+    """The tree's first message takes 210 µs, the ring's 35: after one of the ring's, the tree's is a sixth there."""
+    scenes = tree_and_ring([[element + rank for element in range(8)] for rank in range(8)], 1e7)
+    start, sixth, end = (scenes[number].by_key["0.token1"].y for number in (0, 1, 6))
+    assert sixth - start == pytest.approx((end - start) / 6)
+    assert scenes[1].by_key["0.sent1"].text == "none" and scenes[6].by_key["0.sent1"].text == "10 MB"

@@ -297,7 +297,7 @@ def test_after_a_click_on_a_gpu_its_peers_stay_lit_in_all_grids_until_a_second(p
     assert lit() == peers(after) != peers(layout)
     gpu.click()
     page.mouse.move(5, 900)
-    assert lit() == set() and page.locator(".fact").inner_text() == "Click a GPU to keep its peers lit."
+    assert lit() == set() and page.locator(".fact").inner_text().startswith("Outlined")
 
 
 TIMELINE = draw_timelines([simulate(gpipe(2, 2))], ["GPipe"], in_flight=True)
@@ -353,7 +353,8 @@ def test_whom_motion_is_too_much_gets_steps(page):
     show_timeline(page)
     page.evaluate("""() => { window.places = new Set(); window.hours = []; new MutationObserver(() => {
         window.hours.push(document.querySelector(".hour").textContent);
-        for (const each of document.querySelectorAll(".travellers > g")) window.places.add(each.getAttribute("transform"));
+        const flying = document.querySelectorAll(".travellers > g");
+        for (const each of flying) window.places.add(each.getAttribute("transform"));
     }).observe(document.querySelector(".hour"), { childList: true }); }""")
     page.get_by_role("combobox", name="speed").select_option("4")
     page.get_by_role("button", name="Play").click()
@@ -376,3 +377,24 @@ def test_without_a_column_beside_it_a_row_says_its_state_on_a_slip_at_its_end(pa
         lefts.append(slips.first.bounding_box()["x"])
         assert abs(lefts[-1] - handle.bounding_box()["x"]) > 200  # not over what it is about
     assert lefts[1] < lefts[0] and page.evaluate(SEEN)["states"] == ["B1", "", "done", ""]
+
+
+def test_steps_that_last_longer_are_played_longer_and_heard_only_now_and_then(page):
+    scenes = [
+        Scene("T", f"at {x}", [box("one", 300 * x, 0, 40, 40, "#ffffff")], 50, lasts=(0, 0.5, 1)[x]) for x in range(3)
+    ]
+    page.set_content(f"<style>{CSS}</style>")
+    page.evaluate(SHOW, [CODE, {"steps": differences(scenes), "seconds": 0.4, "clicks": False}])
+    page.evaluate("""() => { window.said = []; const svg = document.querySelector("svg");
+        const heard = document.querySelector(".heard"), look = getComputedStyle(svg.querySelector("g[data-key]"));
+        const tell = () => window.said.push([heard.textContent, look.transitionDuration.split(",")[0]]);
+        const all = { childList: true, characterData: true, subtree: true };
+        new MutationObserver(tell).observe(document.querySelector(".controls"), all); }""")
+    page.get_by_role("button", name="Play").click()
+    page.get_by_role("button", name="Pause").wait_for()
+    page.get_by_role("button", name="Play").wait_for()
+    said = page.evaluate("window.said")
+    assert {"0.2s", "0.4s"} <= {length for _, length in said}
+    assert {text for text, _ in said} == {"step 1 of 3: at 0", "step 3 of 3: at 2"}  # and nothing on the way
+    page.get_by_role("button", name="Back").click()
+    assert page.locator(".heard").inner_text() == "step 2 of 3: at 1"
