@@ -83,7 +83,7 @@ def limited(seconds: float, function: Callable) -> Iterator[None]:
     def end(number: int, frame: FrameType | None):
         stack = traceback.extract_stack(frame)
         own = [place for place, each in enumerate(stack) if each.filename == __file__]
-        where = _where(function, stack[own[-1] :])
+        where = _where(function, stack[max(own, default=0) :])
         raise EndlessLoop(f"After {seconds:g} s of computing it had not come back. Does a loop never end?{where}")
 
     try:

@@ -15,7 +15,6 @@ from course.communication import communication_log
 from course.exercises.calling import MOST_SECONDS, limited
 from course.project.probes import prepared
 
-
 NUM_STEPS = 3
 
 
