@@ -18,6 +18,7 @@ import pytest
 
 from course import exercises, museum, working_copy
 from course.exercises import standstill
+from course.project import parts
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = [ROOT / path for path in working_copy.notebooks(ROOT)]
@@ -258,10 +259,19 @@ def lines_shown(code):
     return sum(len(getattr(standstill, name).source.splitlines()) for name in names)
 
 
+def lines_of_step(number):
+    """How many lines our parts of a step of the project have, without blank ones."""
+    names = [name for name, step in parts.steps().items() if step == number]
+    text = "\n".join(parts.source_of(parts.ONE_FILE.read_text(), name) for name in names)
+    return len([line for line in text.splitlines() if line])
+
+
 def minutes_of_check(name):
     """Of what is checked by this name: a fault to name, a museum after its first case, or an exercise."""
     if name.startswith("case"):
         return 3
+    if name.startswith("step_"):
+        return 4 + 2 * lines_of_step(int(name.removeprefix("step_")))
     if name.startswith("repair"):
         return 4 + len(getattr(standstill, name).mended)
     return 3 * (len(vars(museum)[name].cases) - 1) if name.endswith("museum") else 4 + lines_of_solutions()[name]

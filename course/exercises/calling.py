@@ -77,13 +77,16 @@ def unwritten_memory_shows() -> Iterator[None]:
 
 
 @contextmanager
-def limited(seconds: float, function: Callable) -> Iterator[None]:
-    """Raise EndlessLoop in ``function`` after so many seconds of CPU time; only the main thread can set this timer."""
+def limited(seconds: float, function: Callable | None = None) -> Iterator[None]:
+    """Raise EndlessLoop, which names the line of ``function``, after so many seconds of CPU time.
+
+    Only the main thread can set this timer.
+    """
 
     def end(number: int, frame: FrameType | None):
         stack = traceback.extract_stack(frame)
         own = [place for place, each in enumerate(stack) if each.filename == __file__]
-        where = _where(function, stack[own[-1] :])
+        where = _where(function, stack[max(own, default=0) :])
         raise EndlessLoop(f"After {seconds:g} s of computing it had not come back. Does a loop never end?{where}")
 
     try:
@@ -170,7 +173,7 @@ def said(error: Any) -> str:
     return f"{type(error).__name__}: " + re.sub(r"^(\[.*?\]:?)+\s*", "", str(error))
 
 
-def _where(function: Callable, stack: Iterable[traceback.FrameSummary]) -> str:
+def _where(function: Callable | None, stack: Iterable[traceback.FrameSummary]) -> str:
     """Return the line of the learner's function on a stack, if there is one."""
     code = getattr(function, "__code__", None)
     for frame in stack:

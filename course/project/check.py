@@ -19,6 +19,7 @@ from course.project.mistakes import MISTAKES
 from course.project.parts import steps, written_in
 from course.project.probes import CASES, observe
 from labkit.launch import Deadlock, RankFailed, launch
+from labkit.launch.client import will_train
 from labtrain.command_line import run_command
 
 TITLES = {
@@ -31,6 +32,10 @@ TITLES = {
     7: "put together",
 }
 TIMEOUT = 20.0
+MOST_LINES = 20
+MOST_LETTERS = 200
+
+will_train()
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class Outcome:
     seen: list[list[tuple[str, Any]]]
     ended: str = ""  # "stuck", or the type and text of the error that a rank raised
     report: str = ""
+    printed: str = ""
 
     def equals(self, other: "Outcome") -> bool:
         """Return whether both saw the same on all ranks, or ended in the same way."""
@@ -52,7 +58,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Result:
-    """The check of one step: ``status`` is passed, not attempted, wrong, raised or stuck."""
+    """The check of one step: ``status`` is passed, not attempted, wrong, raised, stuck or endless."""
 
     step: int
     status: str
@@ -85,16 +91,24 @@ def check(path: str | Path, step: int) -> Result:
         advice = diagnosis(found, names, step, number)
         where = ", ".join([f"{world_size} ranks", *(f"{name}={value}" for name, value in options.items())])
         if found.ended:
-            status = "stuck" if found.ended == "stuck" else "raised"
+            status = status_of(found)
             lines = [found.report]
         else:
             status = "wrong"
             lines = [*first_difference(found, expected)]
-        return Result(step, status, "\n".join([f"  With {where}:", *lines, advice]).rstrip())
+        lines = [f"  With {where}:", *lines, advice, *printed_lines(found.printed)]
+        return Result(step, status, "\n".join(filter(None, lines)))
     left = [name for name, of_step in steps().items() if of_step == step and name not in names]
     if left:
         return Result(step, "not attempted", f"  Right so far: {', '.join(names)}. To be written: {', '.join(left)}.")
     return Result(step, "passed")
+
+
+def status_of(found: Outcome) -> str:
+    """Return the status of what has not come to its end."""
+    if found.ended.startswith("EndlessLoop"):
+        return "endless"
+    return "stuck" if found.ended == "stuck" else "raised"
 
 
 def outcome(source: str, filename: str, names: list[str], step: int, number: int) -> Outcome:
@@ -104,17 +118,20 @@ def outcome(source: str, filename: str, names: list[str], step: int, number: int
 
 
 def on_ranks(world_size: int, function: Callable, *args) -> Outcome:
-    """Run a function of the probes on ranks, and return what happened; what ranks print is not shown."""
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
+    """Run a function of the probes on ranks, and return what happened."""
+    seen: list[list[tuple[str, Any]]] = []
+    ended = report = ""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        try:
             seen = launch(function, *args, world_size=world_size, backend="gloo", timeout_seconds=TIMEOUT)
-    except Deadlock as stuck:
-        return Outcome([], "stuck", str(stuck))
-    except RankFailed as failed:
-        cause = failed.cause
-        kind = f"{type(cause).__name__}: {cause}" if cause else "died"
-        return Outcome([], kind, str(failed))
-    return Outcome(seen)
+        except Deadlock as stuck:
+            ended = "stuck"
+            report = str(stuck)
+        except RankFailed as failed:
+            cause = failed.cause
+            ended = f"{type(cause).__name__}: {cause}" if cause else "died"
+            report = str(failed)
+    return Outcome(seen, ended, report, printed.getvalue())
 
 
 @cache
@@ -171,6 +188,15 @@ def first_difference(found: Outcome, expected: Outcome) -> Iterator[str]:
         if where := difference(got, right[number][1]):
             yield f"    differs   {where}"
         return
+
+
+def printed_lines(printed: str) -> list[str]:
+    """Return what a learner's parts printed, or the first lines of it."""
+    lines = [line for line in printed.splitlines() if line.startswith("[rank")]  # the launcher prints, too
+    if not lines:
+        return []
+    more = [f"    ... and {len(lines) - MOST_LINES:,} more lines"] if len(lines) > MOST_LINES else []
+    return ["  Your parts printed:", *(f"    {line[:MOST_LETTERS]}" for line in lines[:MOST_LINES]), *more]
 
 
 def main() -> int:

@@ -12,9 +12,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from course.communication import communication_log
-from course.exercises.calling import MOST_SECONDS, limited
-from course.project.probes import prepared
-
+from course.exercises.calling import limited
+from course.project.probes import MOST_SECONDS, prepared
 
 NUM_STEPS = 3
 
@@ -43,7 +42,7 @@ def has_option(source: str, name: str) -> bool:
 def watch(source: str, filename: str, options: dict[str, Any]) -> Facts:
     """Run a whole file for three steps on this rank, and return what it shows."""
     scope = prepared(filename, options | {"steps": NUM_STEPS})
-    with limited(MOST_SECONDS, watch), communication_log() as log, noted_blocks() as (norm_inputs, work):
+    with limited(MOST_SECONDS), communication_log() as log, noted_blocks() as (norm_inputs, work):
         for node in ast.parse(source).body:
             exec(compile(ast.Module([node], []), filename, "exec"), scope)
             if isinstance(node, ast.FunctionDef) and node.name == "parameter":

@@ -13,7 +13,7 @@ from typing import Any
 from course.exercises.base import Verdict, indent
 from course.exercises.feedback import give_feedback
 from course.exercises.values import same
-from course.project.check import on_ranks
+from course.project.check import on_ranks, status_of
 from course.project.parts import filled_in
 from course.project.probes import SMALL
 from course.project.steps import MINE
@@ -46,8 +46,7 @@ class Way:
             one = on_ranks(1, watch, source, str(path), without_split(options) | {self.option: self.on_one_rank})
             if many.ended or one.ended:
                 ended = many if many.ended else one
-                status = "stuck" if ended.ended == "stuck" else "raised"
-                return Verdict(status, f"With {where}:\n{ended.report}")
+                return Verdict(status_of(ended), f"With {where}:\n{ended.report}")
             fault = not_equal(many.seen, one.seen[0]) or self.fault(many.seen, one.seen[0], options)
             if fault:
                 return Verdict("wrong", f"With {where}, not yet:\n{indent(fault)}\n{indent(asked)}")
@@ -187,8 +186,8 @@ WAYS = {
     "interleaving": Way(
         "chunks",
         2,
-        "each rank has two short stages: with 8 layers and pp = 4, rank 1 has the blocks 1 and 5. A step is shorter than "
-        "with 1F1B, if each block takes one unit of time each way, and losses and norms are those of one rank.",
+        "each rank has two short stages: with 8 layers and pp = 4, rank 1 has the blocks 1 and 5. A step is shorter "
+        "than with 1F1B, if each block takes one unit of time each way, and losses and norms are those of one rank.",
         [(4, {"pp": 4, "layers": 8}), (8, {"tp": 2, "pp": 2, "layers": 8})],
         interleaving_fault,
         on_one_rank=1,
