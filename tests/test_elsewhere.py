@@ -80,7 +80,7 @@ def test_the_wheelhouse_is_of_these_pins_and_servers_installs_from_it_as_make_sa
     [
         ("lab", ["requirements.txt"]),
         ("handout", ["requirements.txt"]),
-        ("site", ["requirements.txt", "/dev/stdin"]),  # one line of requirements-dev.txt: npm
+        ("site", ["requirements.txt", "/dev/stdin"]),  # three lines of requirements-dev.txt: Sphinx and npm
         ("check", ["requirements.txt", "requirements-dev.txt"]),
         ("test", ["requirements.txt", "requirements-dev.txt"]),
     ],

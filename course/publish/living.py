@@ -1,7 +1,8 @@
 """Puts what is alive into a page of a notebook: its explorers, and its questions with their stored results.
 
-The stored output of an explorer says with which values it was called: the page calls it with the same ones. Without
-JavaScript all stands there as it was stored, and results are folded below their questions.
+The stored output of an explorer says with which values it was called: the page calls it with the same ones, and has
+what Python answers first, so that nothing moves when Python wakes. Without JavaScript all stands there as it was
+stored, and results are folded below their questions.
 """
 
 import ast
@@ -12,7 +13,6 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from html import escape
 from itertools import permutations
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
@@ -20,7 +20,7 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 import nbformat
 
 from course.explorers.jupyter import CONTROLS
-from course.explorers.page import MODULES
+from course.explorers.page import MODULES, View
 from course.predict import Between, Question
 from course.publish import pyodide
 from course.working_copy import ASKS_IN_WORDS, COMPARES, SUMMARY, hide_answers
@@ -32,7 +32,7 @@ FILES = [
     *(ROOT / "course" / name for name in ("model.js", "predict.js", "predict.css", "questions.js")),
     *(ROOT / "course/explorers" / name for name in ("page.js", "worker.js", "choice.js", "choice.css")),
     *(ROOT / "course/pictures" / name for name in ("stage.js", "stage.css")),
-    *(Path(__file__).with_name("site") / name for name in ("wake.js", "page.css")),
+    *(Path(__file__).with_name("site") / name for name in ("wake.js", "scheme.js", "page.css")),
 ]
 """What pages load, beside Pyodide, all from one folder."""
 STAYS = (
@@ -87,11 +87,12 @@ def enliven(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         if compared := COMPARES.search(cell.source):
             key = asked[compared[0].removesuffix(".compare(")].key
         if stored.outputs and not cell.outputs:
-            cell.metadata["answers"] = key  # pages.html.j2 folds the outputs
+            cell.metadata["answers"] = key  # extension.py folds the outputs
         cell.outputs, cell.execution_count = copy.deepcopy(stored.outputs), stored.execution_count
         call, place = explorer_call(cell), ""
         if cell.source in asked:
             place = question_place(asked[cell.source])
+            cell.metadata["tags"] = [*cell.metadata.get("tags", []), "remove-input"]  # the form says all of it
         elif call:
             name = call[0].removesuffix("_explorer")
             seen[name] += 1
@@ -125,8 +126,9 @@ def explorer_call(cell: nbformat.NotebookNode) -> tuple[str, list, dict] | None:
 
 def explorer_place(name: str, values: list, named: dict, view: str) -> str:
     """Return the attributes of an explorer's place, as page.js reads them; ``view`` is its key in addresses."""
-    given = escape(json.dumps([values, named]))
-    return f'data-explorer="{name}" data-view="{view}" data-values="{given}" class="labkit-place"'
+    first = View(name, values, named).make()
+    given = f"data-values='{_in_quotes([values, named])}' data-first='{_in_quotes(first)}'"
+    return f'data-explorer="{name}" data-view="{view}" {given} class="labkit-place"'
 
 
 def question_place(question: Question) -> str:
@@ -139,7 +141,13 @@ def question_place(question: Question) -> str:
         wrong = [(each, advice) for each in answers if (advice := question.mistake(each)) is not None]
     about = dict(key=question.key, kind=question.kind, text=question.html, words=words, unit=question.unit, wrong=wrong)
     about |= dict(result=RESULTS[question.key], tolerance=getattr(question, "tolerance", 0))
-    return f'data-question="{escape(json.dumps(about))}"'
+    return f"data-question='{_in_quotes(about)}'"
+
+
+def _in_quotes(value) -> str:
+    """Return JSON for an attribute in single quotes: it has many double ones, which need six letters each there."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text.replace("&", "&amp;").replace("'", "&#39;").replace("<", "&lt;")
 
 
 def _questions(notebook: nbformat.NotebookNode) -> dict[str, Question]:

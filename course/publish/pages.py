@@ -1,36 +1,53 @@
-"""Writes the notebooks, as stored, as web pages: `make site`. build/site/index.html is Start_Here.
+"""Writes the lab as a book of web pages, as stored: `make site`. build/site/index.html is its door.
 
-Links between notebooks lead to their pages; a source file that a notebook links to becomes a page too. Explorers are
-alive, on a page of their own, too: play.html. Nothing is loaded from elsewhere. A link to what the site lacks is an
-error, and all of them are listed.
+Sphinx makes the pages, with myst-nb and sphinx-book-theme; nothing is executed. Explorers are alive, and nothing is
+loaded from elsewhere: what the theme would run or load beside its own files is taken out. A link to what the site lacks
+is an error, and all of them are listed.
 """
 
 import gzip
-import posixpath
+import io
 import re
 import shutil
 import sys
+from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
-import nbformat
-from bs4 import BeautifulSoup
-from nbconvert.exporters import HTMLExporter
-from pygments import highlight
-from pygments.formatters import HtmlFormatter
-from pygments.lexers import get_lexer_for_filename
-
 from course import working_copy
-from course.publish import living, play, pyodide
+from course.publish import living, pyodide, source
 from labtrain.command_line import run_command
 
 ROOT = Path(__file__).parents[2]
-PLAY = "play.ipynb"
 CACHE = ROOT / "build" / "npm"
-LINK = re.compile(r'(<a\s[^>]*?href=")(?!\w+:|#|//)([^"#]+)(#[^"]*)?')
-NARROW = """<meta name="viewport" content="width=device-width">
-<style>body { margin: 8px 16px; } h1 { font-size: 1.5em; overflow-wrap: anywhere; }
-pre { overflow-x: auto; }</style></head>"""
+README = Path(__file__).with_name("site") / "README.txt"
+SPHINX = {
+    "project": "Megatron lab",
+    "html_title": "Megatron lab",
+    "extensions": ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "course.publish.extension"],
+    "nb_execution_mode": "off",
+    "nb_merge_streams": True,
+    "myst_enable_extensions": [],  # a dollar is a dollar
+    "myst_heading_anchors": 4,
+    "myst_heading_slug_func": "course.publish.source.anchor",
+    "default_role": "code",  # what docstrings have in `backticks`
+    "autodoc_member_order": "bysource",
+    "html_theme": "sphinx_book_theme",
+    "html_theme_options": {
+        "logo": {"text": "Megatron lab"},
+        "toc_title": "On this page",
+        "search_bar_text": "Search",
+        "use_download_button": False,
+        "use_fullscreen_button": False,
+        "footer_content_items": "",
+        "show_navbar_depth": 1,
+        "collapse_navbar": True,  # else each page has the whole tree
+    },
+    "html_copy_source": False,
+    "html_show_sphinx": False,
+    "html_use_index": False,
+    "html_domain_indices": False,
+}
 
 POLICY = {
     "default-src": "'none'",
@@ -41,93 +58,97 @@ POLICY = {
     "style-src-elem": "'self'",
     "style-src-attr": "'unsafe-inline'",  # the places of marks in a picture are styles
     "base-uri": "'none'",
-    "form-action": "'none'",
+    "form-action": "'self'",  # the search
 }
 """What a page may load and run (Content-Security-Policy); all else is refused by the browser."""
-HEAD = """<head><meta http-equiv="Content-Security-Policy" content="{policy}">
-<link rel="icon" href="data:,">{styles}<script defer src="{root}lab/wake.js"></script>"""
-STYLE = re.compile(r"<style.*?>(.*?)</style>", re.DOTALL)
-INLINE = "script:not([src]), style"
 STYLES = ("stage.css", "choice.css", "predict.css", "page.css")
-README = Path(__file__).with_name("site") / "README.txt"
+FIRST = """<head><meta http-equiv="Content-Security-Policy" content="{policy}">
+<link rel="icon" href="data:,"><script src="{root}lab/scheme.js"></script>"""
+LAST = """{styles}<script defer src="{root}lab/wake.js"></script></head>"""
+INLINE = re.compile(r"<script(?![^>]* src=)[^>]*>.*?</script>|<style.*?</style>", re.DOTALL)
+UNUSED = re.compile(r'<script[^>]* src="[^"]*fontawesome[^"]*"></script>')  # page.css has the icons
+COLOURS = re.compile(r"\x1b\[[\d;]*m")
+FONTS = re.compile(r"@font-face\{[^}]*\}")
+MENDED = {
+    r'_static/styles/theme\.css[^"]*': "_static/basic.css",  # all that it imports
+    r'<th class="[^"]*"><p></p></th>': "<td></td>",  # heads nothing
+    r'<div id="pst-primary-sidebar"': r'\g<0> role="region" aria-label="Site"',  # all of a page is in some landmark
+}
+"""In the theme's HTML: what is a request too many, and what a screen reader would stumble on."""
+NOSCRIPT = """<noscript><p>Without JavaScript, everything stays as it was stored.</p></noscript>"""
+SEARCHES = re.compile(r'<script src="[^"]*(?:searchtools|language_data|searchindex)\.js[^"]*"></script>')
+PICTURE = re.compile(r'(?=src="([^"]*_images/[^"]*\.svg)")')
+VIEW = re.compile(r'viewBox="\S+ \S+ (\S+) (\S+)"')
+LINKED = re.compile(r'<(a|link|script|img)\s(?:[^>]*?\s)?(?:href|src)="([^"]*)"')
+ID = re.compile(r'\sid="([^"]*)"')
+LEFT_OUT = ("_sources", ".buildinfo", "*.map", "fontawesome*", "vendor", "locales", "*macros.html")
+"""What no page loads."""
 
 
-def as_page(name: str) -> str:
-    """Return where a file of the project lies in the site."""
-    stem = "index" if name == "Start_Here.ipynb" else name.removesuffix(".ipynb")
-    return name if name.startswith("pics/") else f"{stem}.html"
+def write_site(names: list[str], site: Path, follow: bool = True) -> list[str]:
+    """Write these files of the project as pages into a new folder, with what they link to; return Sphinx's warnings."""
+    from sphinx.application import Sphinx  # late: an installation of the lab alone lacks it
+    from sphinx.util.docutils import docutils_namespace
 
-
-def write_page(name: str, site: Path) -> set[str]:
-    """Write one notebook or source file; return the project's files that it links to."""
-    linked = set()
-
-    def lead(link: re.Match) -> str:
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(name), unquote(link[2])))
-        if not (ROOT / target).is_file():
-            return link[0]  # to be found dead
-        linked.add(target)
-        heading = link[3] if link[3] and target.endswith(".ipynb") else ""  # a source file's page has none
-        return link[1] + posixpath.relpath(as_page(target), posixpath.dirname(name) or ".") + heading
-
-    root = "../" * name.count("/")
-    if name.endswith(".ipynb"):
-        notebook = play.notebook() if name == PLAY else nbformat.read(ROOT / name, as_version=4)
-        template = Path(__file__).with_suffix(".html.j2").read_text()
-        without_code = dict.fromkeys(("exclude_input", "exclude_input_prompt", "exclude_output_prompt"), name == PLAY)
-        exporter = HTMLExporter(raw_template=template, **without_code)
-        about = {"metadata": {"name": Path(name).stem}, "root": root}
-        page, _ = exporter.from_notebook_node(living.enliven(notebook), about)
-        page = LINK.sub(lead, page)
-        styles = "notebook.css", *STYLES
-    else:
-        lexer = get_lexer_for_filename(name.replace(".sbatch", ".sh"))
-        page = highlight((ROOT / name).read_text(), lexer, HtmlFormatter(full=True, title=name))
-        for tag, better in {"<html>": '<html lang="en">', "h2>": "h1>", "<body>": "<body><main>"}.items():
-            page = page.replace(tag, better, 2)
-        page = page.replace("</head>", NARROW).replace("</body>", "</main></body>")
-        styles = ("code.css",)
-    head, body = page.split("</head>", 1)
-    (site / "lab").mkdir(parents=True, exist_ok=True)
-    (site / "lab" / styles[0]).write_text("".join(STYLE.findall(head)))
-    links = "".join(f'<link rel="stylesheet" href="{root}lab/{style}">' for style in styles)
-    policy = "; ".join(map(" ".join, POLICY.items()))
-    page = STYLE.sub("", head).replace("<head>", HEAD.format(policy=policy, styles=links, root=root)) + "</head>" + body
-    written = site / as_page(name)
-    written.parent.mkdir(parents=True, exist_ok=True)
-    written.write_text(page)
-    return linked
-
-
-def write_site(names: list[str], site: Path) -> None:
-    """Write these files, and what they link to, into a new folder."""
+    book = site.with_name(f"{site.name}-source")
+    source.write_source(["index.md", *names], book, follow)
     shutil.rmtree(site, ignore_errors=True)
-    shutil.copytree(ROOT / "pics", site / "pics")
-    to_write, written = set(names), set()
-    while to_write:
-        written.add(name := to_write.pop())
-        to_write |= {linked for linked in write_page(name, site) - written if not linked.startswith("pics/")}
+    warnings = io.StringIO()
+    doctrees = book / ".doctrees"
+    with docutils_namespace():
+        Sphinx(book, None, site, doctrees, "html", SPHINX, status=None, warning=warnings, freshenv=True).build()
+    for pattern in LEFT_OUT:
+        for path in [*site.rglob(pattern)]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for style in (site / "_static" / "styles").glob("*.css"):
+        style.write_text(FONTS.sub("", style.read_text()))
+    for page in site.rglob("*.html"):
+        finish(page, site)
+    return COLOURS.sub("", warnings.getvalue()).splitlines()
+
+
+def finish(page: Path, site: Path) -> None:
+    """Take out of a page what POLICY refuses and what is not used, and put in what makes it live."""
+    root = "../" * (len(page.relative_to(site).parts) - 1)
+    text = UNUSED.sub("", INLINE.sub("", page.read_text()))
+    if page.name != "search.html":
+        text = SEARCHES.sub("", text)
+    for found, better in MENDED.items():
+        text = re.sub(found, better, text)
+    if "data-explorer" in text or "data-question" in text:
+        text = text.replace('<article class="bd-article">', f'<article class="bd-article">{NOSCRIPT}', 1)
+    text = PICTURE.sub(lambda found: _size(page.parent / found[1]), text)
+    policy = "; ".join(map(" ".join, POLICY.items()))
+    styles = "".join(f'<link rel="stylesheet" href="{root}lab/{style}">' for style in STYLES)
+    text = text.replace("<head>", FIRST.format(policy=policy, root=root), 1)
+    page.write_text(text.replace("</head>", LAST.format(styles=styles, root=root), 1))
+
+
+def _size(picture: Path) -> str:
+    """Return a picture's size as attributes, so that a page keeps its place until it is there."""
+    view = VIEW.search(picture.read_text()[:1000])
+    return f'width="{view[1]}" height="{view[2]}" ' if view else ""
 
 
 def dead_links(site: Path) -> list[str]:
     """Return the links of all pages that lead nowhere in the site, and what a page would load from elsewhere."""
     site = site.resolve()
-    pages = {page: BeautifulSoup(page.read_text(), "html.parser") for page in site.rglob("*.html")}
-    ids = {page: {unquote(str(tag["id"])) for tag in soup.find_all(id=True)} for page, soup in pages.items()}
+    texts = {page: page.read_text() for page in site.rglob("*.html")}
+    ids = {page: {unescape(found) for found in ID.findall(text)} for page, text in texts.items()}
     dead = []
-    for page, soup in pages.items():
-        for tag in soup.select("a[href], link[href], [src]"):
-            link = str(tag.get("src") or tag.get("href"))
+    for page, text in texts.items():
+        for tag, quoted in set(LINKED.findall(text)):
+            link = unescape(quoted)
             if re.match(r"\w+:|//", link):  # elsewhere, where a reader may go, but from where no page may load
-                is_dead = tag.name != "a" and not link.startswith("data:")
+                is_dead = tag != "a" and not link.startswith("data:")
             else:
-                address, fragment = map(unquote, urldefrag(link))  # nbconvert quotes ids too
+                address, fragment = map(unquote, urldefrag(link.partition("?")[0] if tag != "a" else link))
                 target = (page.parent / address).resolve() if address else page
                 is_dead = not target.is_file() or (fragment and fragment not in ids.get(target, ()))
             if is_dead:
                 dead.append(f"{page.relative_to(site)}: {link}")
-        dead += [f"{page.relative_to(site)}: <{tag.name}> that POLICY refuses" for tag in soup.select(INLINE)]
-    return dead
+        dead += [f"{page.relative_to(site)}: {found[:20]} that POLICY refuses" for found in INLINE.findall(text)]
+    return sorted(dead)
 
 
 def num_bytes_loaded(folder: Path) -> int:
@@ -142,13 +163,15 @@ def main() -> int:
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return 1
-    write_site([PLAY, *map(str, working_copy.notebooks(ROOT))], site)
+    names = [*source.OF_THE_SITE, *source.GUIDES, *map(str, working_copy.notebooks(ROOT)), *source.modules()]
+    warnings = write_site(list(dict.fromkeys(names))[1:], site)
     living.put_files(site / "lab", CACHE)
     megabytes = num_bytes_loaded(site / "lab") / 1e6
     (site / "README.txt").write_text(README.read_text().format(version=pyodide.VERSION, megabytes=megabytes))
     dead = dead_links(site)
-    print(*dead, f"{len(list(site.rglob('*.html')))} pages, {len(dead)} dead links: {site / 'index.html'}", sep="\n")
-    return 1 if dead else 0
+    num_pages = len(list(site.rglob("*.html")))
+    print(*warnings, *dead, f"{num_pages} pages, {len(dead)} dead links: {site / 'index.html'}", sep="\n")
+    return 1 if dead or warnings else 0
 
 
 if __name__ == "__main__":

@@ -1,18 +1,23 @@
-"""Makes the page with all explorers that need no ranks: each as its notebook stores it, with two sentences."""
+"""Writes the pages on which nothing but explorers stands: all that need no ranks, and the one at the site's door.
+
+Each is as its notebook stores it.
+"""
 
 from pathlib import Path
 
 import nbformat
 
 from course import working_copy
-from course.publish.living import explorer_call
+from course.explorers.jupyter import CONTROLS
+from course.publish.living import explorer_call, explorer_place
 
 ROOT = Path(__file__).parents[2]
-TITLE = "Megatron lab: play"
-ABOUT = """# Megatron lab: play
+FRONT = Path(__file__).with_name("site") / "front.md"
+AT_THE_DOOR = "layout_explorer"
+ABOUT = """# Play
 
 Move a control by mouse, finger or keys: Python computes in this tab what follows from it. A choice that does not fit
-moves others, and says which. The address keeps what you see, so that you can send it. [All notebooks](Start_Here.ipynb)
+moves others, and says which. The address keeps what you see, so that you can send it.
 """
 SHOWN = {
     "layout_explorer": ("01_group_layout", "Which GPUs form a group",
@@ -49,15 +54,29 @@ SHOWN = {
 """By the explorer's name: its notebook, a heading, and two sentences."""
 
 
-def notebook() -> nbformat.NotebookNode:
-    """Return the page as a notebook."""
-    cells = [nbformat.v4.new_markdown_cell(ABOUT, id="title")]
+def play() -> str:
+    """Return the page with all explorers, as Markdown."""
+    parts = [ABOUT]
     for name, (stem, heading, text) in SHOWN.items():
         path = working_copy.find(stem, ROOT)
-        stored = nbformat.read(ROOT / path, as_version=4).cells
-        shown = next(cell for cell in stored if (call := explorer_call(cell)) and call[0] == name)
         beyond = ", beyond the lab," if path.parent.name == "further" else ""
         link = f"[Notebook {stem[:2]}]({path}){beyond} has it, with what to try."
-        cells += [nbformat.v4.new_markdown_cell(f"## {heading}\n\n{text} {link}", id=f"{name}-about")]
-        cells += [nbformat.v4.new_code_cell(shown.source, outputs=shown.outputs, id=name)]
-    return nbformat.v4.new_notebook(cells=cells, metadata={"title": TITLE})
+        parts += [f"## {heading}", f"{text} {link}", _explorer(name)]
+    return "\n\n".join(parts)
+
+
+def front() -> str:
+    """Return the page at the site's door, as Markdown."""
+    return FRONT.read_text().replace("EXPLORER", _explorer(AT_THE_DOOR))
+
+
+def _explorer(name: str) -> str:
+    """Return an explorer as the first cell that shows it has it."""
+    stored = nbformat.read(ROOT / working_copy.find(SHOWN[name][0], ROOT), as_version=4).cells
+    for cell in stored:
+        call = explorer_call(cell)
+        if call and call[0] == name:
+            place = explorer_place(*call, view=name.removesuffix("_explorer"))
+            html = cell.outputs[0].data["text/html"].replace(CONTROLS, "")
+            return f"```{{raw}} html\n<div {place}>{html}</div>\n```"
+    raise ValueError(f"notebook {SHOWN[name][0]} stores no {name}")

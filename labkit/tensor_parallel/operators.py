@@ -78,7 +78,7 @@ def all_gather(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Ten
 
 
 def start_all_gather(x: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, dist.Work]:
-    """Start to gather all ranks' x, [t, *x.shape]; the result is valid after ``work.wait()``."""
+    """Start to gather all ranks' x, ``[t, *x.shape]``: valid after ``work.wait()``."""
     shards = x.new_empty(group.size(), *x.shape)
     flat = shards.flatten(0, 1)  # a view: torch wants the ranks' tensors one after the other
     work = all_gather_single(flat, x.contiguous(), group=group, async_op=True)
