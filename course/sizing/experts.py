@@ -9,8 +9,8 @@ from course.sizing.shapes import AnyGPT
 from labkit.shape import GPT
 
 KEPT_OF_HIDDEN = {"gelu": 2, "swiglu": 4}
-"""How many numbers backward needs for each hidden unit of an MLP: GeLU's input and output; SwiGLU's four. One of them is
-the input of a linear layer."""
+"""How many numbers backward needs for each hidden unit of an MLP: GeLU's input and output; SwiGLU's four. One of them
+goes into a linear layer."""
 
 
 def hidden_bytes(model: GPT, fused_mlp: bool = False, input_bytes: int = 2) -> int:
@@ -68,7 +68,7 @@ def kept_bytes_per_token(model: GPT, expert_tp_size: int, fused_mlp: bool = Fals
 
     The router has the token in float32, its logits and its scores. Of the k choices: the row that each of the experts'
     ranks got, with an expert's hidden units, and the output twice: as it came back, and in the place where it is
-    weighed. Not counted: probabilities, and the indices that sort rows. ``fused_mlp`` and ``input_bytes``: `hidden_bytes`.
+    weighed. Not counted: probabilities, and the indices that sort rows. For the last two arguments see `hidden_bytes`.
     """
     h, k, hidden = model.hidden_size, model.top_k, hidden_bytes(model, fused_mlp, input_bytes) * model.expert_width
     return 4 * h + 2 * 4 * (model.num_experts or 0) + k * (input_bytes * h * expert_tp_size + hidden + 2 * 2 * h)

@@ -115,6 +115,7 @@ DGX_H100 = Hardware("DGX H100", 989e12, 80e9, 3.35e12, 450e9, 50e9)
 """Source: NVIDIA's data sheets of H100 SXM (NVLink 900 GB/s both ways) and DGX H100 (8 x 400 Gb/s). Its last five
 numbers are those of the A100; no training step on an H100 was used to check them."""
 
+
 class Kinds(dict[str, Hardware]):
     """Kinds of GPU by name; an unknown name is a ValueError that lists them."""
 
@@ -182,8 +183,8 @@ FITTED = Kinds({
 digits; ``fitted_to`` says from which.
 
 - H100: runs of 2024 to 2026 by Megatron-LM. Gradients and messages between chunks hide, as their sources say.
-- Attention: on the H100, what cuDNN reaches forward and backward (FlashAttention-2: 335 and 322 teraFLOP/s) in figures 5
-  and 6 of arXiv 2407.08608; on the A100, of FlashAttention-2, a round number from arXiv 2307.08691, section 4.1.
+- Attention: on the H100, what cuDNN reaches forward and backward (FlashAttention-2: 335 and 322 teraFLOP/s) in figures
+  5 and 6 of arXiv 2407.08608; on the A100, of FlashAttention-2, a round number from arXiv 2307.08691, section 4.1.
 - B200: what its products reach in bf16 is the GB200's. GB300: in bf16, the H100's.
 - H200 and H800: nothing was fitted to them; the H100's constants.
 - Software of 2026 sends experts' messages behind other work, and starts all their products at once.

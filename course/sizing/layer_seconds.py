@@ -33,7 +33,7 @@ ROWS_SENT, ROWS_RECEIVED = (2 + 2) + (2 + 2) + (2 + 2) + (2 + 2), (2 + 2) + (2 +
 """Forward, for each number of a row that goes to an expert: picked out, put back, weighed, added up; and where it
 arrives: sorted by expert, and back."""
 ROWS_ON_THE_WAY = (2 + 2) + (2 + 2)
-"""The same where messages sort rows on their way (`Hardware.once_to_a_node`): laid out for the products, and weighed."""
+"""The same where messages sort rows on their way (`Hardware.once_to_a_node`): laid out for products, and weighed."""
 LOSS = (2 + 4) + 4 + (4 + 4) + (4 + 2)
 """Forward and backward, for each logit: float32 copy; maximum; exponentials and their sum; gradient."""
 
@@ -43,10 +43,10 @@ FUSED_BACKWARD = 2.5
 """The same for backward of fused attention: 5 matrix products instead of 4, since it computes the scores again.
 Source: arXiv 2307.08691, section 4.1; it also says that a causal mask leaves half of the work."""
 HALF_AT_TOKENS = 300
-"""Fused attention reaches half of its rate in blocks of so many tokens, and in heads of 64 two thirds of that in heads of
-128. Both are read off figures 5 and 6 of arXiv 2407.08608 (H100; FlashAttention-2 and 3, and for heads cuDNN)."""
+"""Fused attention reaches half of its rate in blocks of so many tokens, and in heads of 64 two thirds of that in heads
+of 128. Both are read off figures 5 and 6 of arXiv 2407.08608 (H100; FlashAttention-2 and 3, and for heads cuDNN)."""
 GATHERED_IN_FP8 = 3 / 4
-"""What tensor-parallel messages send if products are in fp8: each half of an all-reduce that gathers has 1 byte a number,
+"""What tensor-parallel messages send if products are in fp8: the half of an all-reduce that gathers has 1 byte a number,
 as in Transformer Engine; the half that adds up still has 2."""
 ALL_REDUCES = {"none": 4, "selective": 4, "full": 6}
 """How often a layer's activations are all-reduced: twice forward, twice backward, twice in forward again."""
@@ -146,7 +146,7 @@ def mlp_parameters(model: GPT) -> int:
 
 
 def grouped_bytes(plan: Plan) -> float:
-    """Return the bytes that a GPU's experts read and write in a pass: their matrices, and for each row what goes in and out.
+    """Return the bytes that a GPU's experts read and write in a pass: their matrices, and what goes in and out.
 
     Each expert has few rows and narrow matrices, so this counts, unlike in the large products of other layers.
     """

@@ -57,7 +57,7 @@ class Run(NamedTuple):
 
     @property
     def group(self) -> str:
-        """Which runs share their constants: those with one kind of GPU and of software, in a precision or with experts."""
+        """Which runs share their constants: those on one kind of GPU and software, in a precision or with experts."""
         kind = SAME_CONSTANTS.get(self.gpu, self.gpu)
         if not self.plan.model.num_experts:
             return f"{kind} {self.plan.precision}"
@@ -132,7 +132,9 @@ def _run(row: dict[str, str]) -> Run:
         model = replace(model, seq_length=seq_length)
     num_stages = options["pp_size"] * options["num_chunks"]
     if model.num_layers % num_stages:
-        options["stage_layers"] = uneven_stages(model.num_layers, num_stages) or split_layers(model.num_layers, num_stages)
+        options["stage_layers"] = uneven_stages(model.num_layers, num_stages) or split_layers(
+            model.num_layers, num_stages
+        )
     plan = Plan(model, **options)
     if row["step_seconds"]:
         seconds = float(row["step_seconds"])

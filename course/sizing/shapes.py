@@ -41,7 +41,9 @@ class AnyGPT(GPT):
             if getattr(self, name) is not None:
                 check_size(name, getattr(self, name))
         if self.full_attention_freq and self.window is None:
-            raise ValueError(f"full_attention_freq={self.full_attention_freq} is for windows of attention: give a window")
+            raise ValueError(
+                f"full_attention_freq={self.full_attention_freq} is for windows of attention: give a window"
+            )
 
     @property
     def query_size(self) -> int:
@@ -166,15 +168,15 @@ KIMI_K2 = AnyGPT(
     head_size=(128 + 64 + 128) // 2, attention_norms=1536 + 512,
     latent_attention=mla_parameters(7168, 64, 1536, 512, 128, 64, 128), **TODAY,
 )  # fmt: skip
-"""Sources: the models' config.json on Hugging Face, for sequences of 4,096 tokens, or 8,192; Mixtral as of v0.3 (v0.1 has
-32,000 words); Grok-1 as NVIDIA runs it (github.com/NVIDIA/dgxc-benchmarking at 741c886, grok1_314b.yaml)."""
+"""Sources: the models' config.json on Hugging Face, for sequences of 4,096 tokens, or 8,192; Mixtral as of v0.3 (v0.1
+has 32,000 words); Grok-1 as NVIDIA runs it (github.com/NVIDIA/dgxc-benchmarking at 741c886, grok1_314b.yaml)."""
 
 LEFT_OUT = {
-    "Llama 4 Maverick": "attention within chunks of 8,192 tokens in 3 of 4 layers: in longer sequences, too, it is whole",
+    "Llama 4 Maverick": "attention within chunks of 8,192 tokens in 3 of 4 layers: here it is whole",
     "GPT-OSS 120B": "the biases in attention, experts and routers, and the sinks of attention",
     "DeepSeek-V3": (
         "the bias of each router (256 numbers in 58 layers, updated without a gradient) and the module that predicts "
         "the token after next (about 14 billion parameters)"
-    )
+    ),
 }
 """What these counts do not have, by model."""

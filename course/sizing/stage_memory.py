@@ -110,7 +110,12 @@ def activation_bytes_per_layer(
 def _layer_bytes(plan: Plan, has_experts: bool) -> tuple[float, float]:
     """Return what a layer keeps of a micro-batch, and what it has while backward goes through it."""
     ways: dict[str, Any] = dict(sequence_parallel=plan.sequence_parallel, fused_attention=plan.fused_attention)
-    ways |= dict(fused_mlp=plan.fused_mlp, precision=plan.precision, cp_size=plan.cp_size, expert_tp_size=plan.etp_size if has_experts else None)
+    ways |= dict(
+        fused_mlp=plan.fused_mlp,
+        precision=plan.precision,
+        cp_size=plan.cp_size,
+        expert_tp_size=plan.etp_size if has_experts else None,
+    )
     model, b, t = plan.model, plan.micro_batch_size, plan.tp_size
     kept = activation_bytes_per_layer(model, b, t, recompute=plan.recompute, **ways)
     return kept, activation_bytes_per_layer(model, b, t, **ways)

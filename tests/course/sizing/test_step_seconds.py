@@ -376,7 +376,9 @@ def test_gradients_hide_only_behind_the_work_that_is_there():
         assert step_time(alone, slow).data_parallel == sharding(alone, slow).waiting_seconds
     hidden_behind = 256 * layers  # in the pipeline, too
     third = replace(plan, zero_stage=3)
-    assert step_time(third, slow).data_parallel == pytest.approx(gradients_seconds(third, slow) - hidden_behind, rel=0.01)
+    assert step_time(third, slow).data_parallel == pytest.approx(
+        gradients_seconds(third, slow) - hidden_behind, rel=0.01
+    )
 
 
 def test_fp8_speeds_up_linear_layers_and_nothing_else():
@@ -385,7 +387,9 @@ def test_fp8_speeds_up_linear_layers_and_nothing_else():
     slow, fast = (layer_seconds(plan, hardware) for plan in (LONG, fp8))
     linear = 3 * 2 * LONG.model.seq_length * LONG.model.num_matrix_parameters / 8 / hardware.product_rate
     assert slow["products"] - fast["products"] == pytest.approx(linear / 2)
-    assert fast["tensor_parallel"] == pytest.approx(0.75 * slow["tensor_parallel"])  # what is gathered has 1 byte a number
+    assert fast["tensor_parallel"] == pytest.approx(
+        0.75 * slow["tensor_parallel"]
+    )  # what is gathered has 1 byte a number
     assert {**slow, "products": 0, "tensor_parallel": 0} == {**fast, "products": 0, "tensor_parallel": 0}
     assert step_time(fp8, hardware).total < step_time(LONG, hardware).total
 
