@@ -46,8 +46,8 @@ HALF_AT_TOKENS = 300
 """Fused attention reaches half of its rate in blocks of so many tokens, and in heads of 64 two thirds of that in heads
 of 128. Both are read off figures 5 and 6 of arXiv 2407.08608 (H100; FlashAttention-2 and 3, and for heads cuDNN)."""
 GATHERED_IN_FP8 = 3 / 4
-"""What tensor-parallel messages send if products are in fp8: the half of an all-reduce that gathers has 1 byte a number,
-as in Transformer Engine; the half that adds up still has 2."""
+"""What tensor-parallel messages send if products are in fp8: of an all-reduce, the half that gathers has 1 byte a
+number, as in Transformer Engine, and the half that adds up 2."""
 ALL_REDUCES = {"none": 4, "selective": 4, "full": 6}
 """How often a layer's activations are all-reduced: twice forward, twice backward, twice in forward again."""
 
