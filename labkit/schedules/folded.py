@@ -31,8 +31,7 @@ def v_half(pp_size: int, num_micro_batches: int) -> Schedule:
     and of its idle time.
 
     Half of 1F1B's is p chunks and 3(p - 1) units. With p = 4 it holds 6 chunks instead, and is idle
-    for 5 units, not 9; p = 15 is the smallest with which it is idle for longer, 45 units and not 42
-    (m = 2p).
+    for 5 units, not 9; with p = 16 it holds 18, not 16, and is idle for 41 units, not 45 (m = 2p).
     Source: arXiv 2405.15362, section 4.
     """
     return _filled("V-Half", pp_size, num_micro_batches, lambda p: p + 2 - p % 2)
@@ -42,8 +41,8 @@ def v_min(pp_size: int, num_micro_batches: int) -> Schedule:
     """V-Min: 2 floor((p + 4) / 3) chunks on a rank, about a third of 1F1B's memory, for two thirds
     of its idle time.
 
-    Two thirds are 4(p - 1) units: with p = 4, 12. Here it is idle for 11, and for all 60 with p =
-    16. If F, B and W take different times, its idle time grows with m. Source: arXiv 2405.15362,
+    Two thirds are 4(p - 1) units: with p = 4, 12. Here it is idle for 11, and with p = 16 for 59 of
+    60. If F, B and W take different times, its idle time grows with m. Source: arXiv 2405.15362,
     section 4.
     """
     return _filled("V-Min", pp_size, num_micro_batches, lambda p: 2 * ((p + 4) // 3))

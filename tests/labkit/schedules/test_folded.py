@@ -79,7 +79,16 @@ def test_zb_v_is_never_slower_than_torchs_and_with_few_micro_batches_faster(p):
 
 @pytest.mark.parametrize(
     ("p", "m", "half", "least"),
-    [(2, 4, 1, 1), (3, 9, 5, 5), (4, 12, 5, 11), (5, 11, 11, 11), (8, 16, 17, 27), (12, 12, 29, 41)],
+    [
+        (2, 4, 1, 1),
+        (3, 9, 5, 5),
+        (4, 12, 5, 11),
+        (5, 11, 11, 11),
+        (8, 16, 17, 27),
+        (12, 12, 29, 41),
+        (15, 30, 41, 53),
+        (16, 32, 41, 59),
+    ],
 )
 def test_half_and_least_memory_cost_the_published_idle_time(p, m, half, least):
     """The papers' limits are half of 1F1B's 6 (p-1) units, and two thirds; ours is below them."""
