@@ -6,6 +6,7 @@ import { Model, element, same } from "./model.js";
 import stage from "./stage.js";
 
 const REST = 300;  // milliseconds after the last change: then the address says what is shown, and can be sent
+const PHONE = "(max-width: 600px)";
 const NEAR = "300px";  // Python starts when an explorer is so close to the screen
 
 // -- Python, one for all views of a page
@@ -116,7 +117,10 @@ class View {
       const done = await navigator.clipboard?.writeText(this.cell.textContent).then(() => true, () => false);
       this.copied.textContent = done ? "Copied: paste it into a notebook of the lab." : "This cell shows the same in the lab:";
     });
-    this.place.replaceChildren(row, this.note, this.says, drawing, this.facts, element("p", { class: "labkit-copy" }, copy, " ", this.copied), this.cell);
+    const rest = [this.facts, element("p", { class: "labkit-copy" }, copy, " ", this.copied), this.cell];
+    const isPhone = matchMedia(PHONE).matches;  // the picture comes first there, and stays in view: see choice.css
+    const first = isPhone ? [drawing, this.note, this.says, row] : [row, this.note, this.says, drawing];
+    this.place.replaceChildren(...first, ...rest);
     this.place.classList.add("labkit-explorer");
     stage.render({ model: this.picture, el: drawing });
   }

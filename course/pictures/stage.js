@@ -9,6 +9,7 @@ const MOST_ZOOM = 32;  // times: the places of marks are rounded to a tenth of a
 const SPEEDS = [0.25, 0.5, 1, 2, 4];
 const SECONDS_A_MOMENT = 0.6, LEAST_SECONDS = 8, MOST_SECONDS = 45;  // a clock that plays: from one start to the next
 const SILENT = 3000;  // milliseconds in which a clock that plays says nothing to those who hear it
+const ROOM_BESIDE = 1040, LOW = 860;  // pixels: an explorer so wide, in a window so low, has its controls beside its picture
 const MOST_MOVING = 160;  // marks: with more, a browser without a graphics card takes longer to move than to draw them
 
 function scenes(steps) {
@@ -313,6 +314,11 @@ function render({ model, el }) {
   const buttons = element("div", { class: "controls" }, ...zooms, "Keys + − 0, or Ctrl and the wheel");
   const hour = element("span", { class: "hour", hidden: "" }), heard = element("span", { class: "heard", role: "status" });
   const time = playhead(svg, layers, marks, moment, buttons, hour);
+  const paperFollows = (to) => {  // where only a part of a picture is seen, that with the playhead
+    if (paper.scrollWidth <= paper.clientWidth + 1) return;
+    const [left, right] = all[at].clock, x = left + MARGIN + to * (right - left);
+    paper.scrollLeft = x * svg.clientWidth / svg.viewBox.baseVal.width - 0.6 * paper.clientWidth;
+  };
   const play = button("Play", () => (timer ? stop() : start()));
   const slider = element("input", { type: "range", min: 0, value: 0, "aria-label": "step" });
   slider.addEventListener("input", () => go(Number(slider.value)));
@@ -330,6 +336,8 @@ function render({ model, el }) {
   const isNarrow = () => 0 < paper.clientWidth && paper.clientWidth < NARROW;
   let wasNarrow = isNarrow();
   const resized = new ResizeObserver(() => {
+    const home = el.closest(".labkit-explorer");
+    home?.classList.toggle("labkit-beside", home.clientWidth >= ROOM_BESIDE && innerHeight < LOW);
     if (wasNarrow === isNarrow()) return;
     wasNarrow = isNarrow();
     drawn = {};
@@ -406,6 +414,7 @@ function render({ model, el }) {
     svg.style.removeProperty("--move");
     if (!isTimed()) return go(at + way);
     time.follow(time.next(way));
+    paperFollows(time.at());
     hear();
   }
   function start() {
@@ -445,6 +454,7 @@ function render({ model, el }) {
   }
   function pass(to) {
     time.follow(to);
+    paperFollows(time.at());
     if (time.at() >= 1) stop();
   }
   function stop() {

@@ -59,3 +59,14 @@ def test_a_cut_that_does_not_fit_says_before_the_click_what_it_would_change():
     assert explorer.controls["cut"].hints == ["", "would set in to 512"]
     explorer.choose(cut="row")
     assert explorer.choice[:4] == ("row", 512, 512, 16)
+
+
+def test_small_integers_are_multiplied_step_by_step(explorer):
+    explorer.choose(numbers=True)
+    assert len(explorer.steps) == 3 and "Nothing is sent" in explorer.steps[-1].says
+    assert explorer.controls["input_size"].disabled and "[2, 4]" in explorer.facts.html
+    explorer.choose(cut="row")
+    assert len(explorer.steps) == 4 and "all-reduce" in explorer.steps[-1].says
+    assert repr(explorer) == "shard_explorer('row', 1024, 512, 2, 256, False, False, True)"
+    explorer.choose(tp_size=8)
+    assert "tensor t = 8 does not divide" in explorer.says and not explorer.choice.numbers
