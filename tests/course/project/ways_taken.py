@@ -155,7 +155,13 @@ def forward_backward(inputs, targets):
 }
 INTERLEAVING_LINES = [
     ('"tp": 1,', '"tp": 1,\n    "chunks": 1,'),
-    ("    def __init__(self):\n        super().__init__()\n        first", "    def __init__(self, number):\n        super().__init__()\n        self.is_first, self.is_last = number == 0, number == pp * args.chunks - 1\n        first"),
+    (
+        "    def __init__(self):\n        super().__init__()\n        first",
+        "    def __init__(self, number):\n"
+        "        super().__init__()\n"
+        "        self.is_first, self.is_last = number == 0, number == pp * args.chunks - 1\n"
+        "        first",
+    ),
     ("args.layers * pp_rank // pp\n", "args.layers * number // (pp * args.chunks)\n"),
     ("args.layers * (pp_rank + 1) // pp\n", "args.layers * (number + 1) // (pp * args.chunks)\n"),
     ("        if is_first:\n            self.embedding", "        if self.is_first:\n            self.embedding"),
@@ -163,10 +169,16 @@ INTERLEAVING_LINES = [
     ("            if is_first and not args.untied", "            if self.is_first and not args.untied"),
     ("        if is_first:\n            x = vocab", "        if self.is_first:\n            x = vocab"),
     ("        if is_last:\n            logits", "        if self.is_last:\n            logits"),
-    ("        copy = stage.embedding if is_first else stage.head", "        copy = stages[0].embedding if is_first else stages[-1].head"),
+    (
+        "copy = stage.embedding if is_first else stage.head",
+        "copy = stages[0].embedding if is_first else stages[-1].head",
+    ),
     ("param is stage.head", "param is stages[-1].head"),
-    ("stage = Stage()", "stages = [Stage(chunk * pp + pp_rank) for chunk in range(args.chunks)]\nstage = nn.ModuleList(stages)"),
-]  # fmt: skip
+    (
+        "stage = Stage()",
+        "stages = [Stage(chunk * pp + pp_rank) for chunk in range(args.chunks)]\nstage = nn.ModuleList(stages)",
+    ),
+]
 EXPERTS_PARTS = {
     "Block": '''
 class Exchange(torch.autograd.Function):
