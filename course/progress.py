@@ -4,7 +4,8 @@
     python -m course.progress FILE.xml      the same as JUnit, for whatever collects test results
     python -m course.progress FOLDER        FOLDER/USER.json
 
-The exercises are not listed here a second time: every one in `course.exercises` counts, and so does the museum.
+The exercises are not listed here a second time: every one in `course.exercises` counts, and so do the museum and the
+steps of the project.
 """
 
 import argparse
@@ -21,8 +22,10 @@ import course.exercises
 import course.predictions
 from course import shared_file
 from course.exercises.record import checks, clear, predictions, results, solved
+from course.junit import Case, suite_of
 from course.museum import context_museum, experts_museum, gpu_museum, museum, sharding_museum
 from course.predict import Question
+from course.project.steps import STEPS
 from course.table import Table
 from labtrain.command_line import run_command
 
@@ -40,6 +43,7 @@ __all__ = [
 ]
 
 
+UNKNOWN = "wrong, by no typical mistake"
 LAST_OF_THE_LAB = "08"
 """The notebooks up to this one are the lab. Those after it lie further; each says what it needs."""
 
@@ -56,7 +60,7 @@ def all_exercises() -> list[Any]:
             if not isinstance(thing, type) and hasattr(thing, "verdict"):
                 found.append(thing)
     museums = [museum, gpu_museum, context_museum, sharding_museum, experts_museum]
-    return sorted([*found, *museums], key=lambda thing: thing.notebook)
+    return sorted([*found, *museums, *STEPS], key=lambda thing: thing.notebook)
 
 
 def exercises() -> dict[str, list[str]]:
@@ -110,24 +114,15 @@ def junit() -> ElementTree.Element:
     suites = ElementTree.Element("testsuites")
     done, tried, predicted = solved(), checks(), predictions()
     for number, names in exercises().items():
-        suite = ElementTree.SubElement(suites, "testsuite", name=number)
-        found = [("exercises", name, True if name in done else False if name in tried else None) for name in names]
-        keys = [key for key in predicted if key.startswith(f"{number}.")]
-        found += [("predictions", key, predicted[key]["right"]) for key in keys]
-        for kind, name, is_right in found:
-            case = ElementTree.SubElement(suite, "testcase", classname=f"{number}.{kind}", name=name)
-            if is_right is False:
-                mistake = (predicted if kind == "predictions" else tried)[name]["mistake"]
-                ElementTree.SubElement(case, "failure", message=mistake or "wrong, by no typical mistake")
-            elif is_right is None:
-                ElementTree.SubElement(case, "skipped")
-        rights = [is_right for *_, is_right in found]
-        for name, count in {
-            "tests": len(rights),
-            "failures": rights.count(False),
-            "skipped": rights.count(None),
-        }.items():
-            suite.set(name, str(count))
+        cases = []
+        for name in names:
+            is_right = True if name in done else False if name in tried else None
+            mistake = tried[name]["mistake"] if is_right is False else None
+            cases.append(Case("exercises", name, is_right, mistake or UNKNOWN))
+        for key in predicted:
+            if key.startswith(f"{number}."):
+                cases.append(Case("predictions", key, predicted[key]["right"], predicted[key]["mistake"] or UNKNOWN))
+        suites.append(suite_of(number, cases))
     return suites
 
 

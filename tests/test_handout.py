@@ -16,10 +16,13 @@ import os
 from course.exercises.group_layout import rank_to_coordinates as exercise
 from course.exercises.flawed_layers import case_a
 from course.museum import museum
+from course.project.check import check
+from course.project.parts import to_begin_with
+from course.project.steps import step_1
 import course, labkit, labtrain
 print(*(package.__file__ for package in (course, labkit, labtrain)))
 exercise.check(exercise.solution_function)
-for each in (exercise, case_a, museum.case(1)):
+for each in (exercise, case_a, museum.case(1), step_1):
     print(repr(each.solution()))
 print("chunk(dist.get_world_size()" in repr(case_a.code()))
 os.environ["LABKIT_SOLUTIONS"] = "open"
@@ -67,7 +70,7 @@ def test_the_answers_are_kept_apart(handout):
 def test_what_is_for_instructors_is_left_out(handout):
     assert {path.name for path in handout.iterdir()} == set(COPIED)
     assert not (handout / "course" / "quiz").exists() and not (handout / "course" / "servers.md").exists()
-    assert [path for path in handout.rglob("*.py") if re.search("exercises|museum|predictions", str(path))] == []
+    assert [path for path in handout.rglob("*.py") if re.search("exercises|museum|predictions|project", str(path))] == []
 
 
 def test_checks_run_and_solutions_are_kept_until_opened(handout):
@@ -78,7 +81,7 @@ def test_checks_run_and_solutions_are_kept_until_opened(handout):
     packages = ("course", "labkit", "labtrain")
     assert where.split() == [str(handout / package / "__init__.py") for package in packages]
     assert "correct" in verdict
-    assert len(kept) == 3 and all(each.startswith("Solution: Your instructor has the solutions.") for each in kept)
+    assert len(kept) == 4 and all(each.startswith("Solution: Your instructor has the solutions.") for each in kept)
     assert has_code == "True" and opened.startswith("def my_coordinates(")
 
 

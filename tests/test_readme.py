@@ -39,7 +39,7 @@ def with_counted_numbers(text: str) -> str:
     lab, further = (text[text.index(heading) :].partition("\n##")[0] for heading in ("## The lab", "### Further"))
     hours = [sum(map(int, re.findall(r"\| (\d+) min \|", table))) / 60 for table in (lab, further)]
     text = re.sub(r"about \d+ hours with exercises", f"about {hours[0]:.0f} hours with exercises", text)
-    return re.sub(r"Nine more\s+\(\d+ hours\)", lambda said: re.sub(r"\d+", f"{hours[1]:.0f}", said[0]), text)
+    return re.sub(r"Ten more\s+\(\d+ hours\)", lambda said: re.sub(r"\d+", f"{hours[1]:.0f}", said[0]), text)
 
 
 def num_lines(name: str) -> int:

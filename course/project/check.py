@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 from course.exercises.base import indent
 from course.exercises.values import difference, same, told_apart
+from course.junit import Case, suite_of
 from course.project.mistakes import MISTAKES
 from course.project.parts import steps, written_in
 from course.project.probes import CASES, observe
@@ -210,20 +211,17 @@ def main() -> int:
         results.append(check(options.file, step))
         print(results[-1], flush=True)
     if options.junit_xml:
-        write_junit(results, options.junit_xml)
+        ElementTree.ElementTree(junit(results)).write(options.junit_xml, encoding="utf-8", xml_declaration=True)
     return 0 if all(result.status == "passed" for result in results) else 1
 
 
-def write_junit(results: list[Result], path: Path) -> None:
-    """Write one test case for each step."""
-    suite = ElementTree.Element("testsuite", name="my_megatron", tests=str(len(results)))
+def junit(results: list[Result]) -> ElementTree.Element:
+    """Return one test case for each step."""
+    cases = []
     for result in results:
-        case = ElementTree.SubElement(suite, "testcase", name=f"step {result.step}: {TITLES[result.step]}")
-        if result.status == "not attempted":
-            ElementTree.SubElement(case, "skipped")
-        elif result.status != "passed":
-            ElementTree.SubElement(case, "failure", message=result.status).text = result.text
-    ElementTree.ElementTree(suite).write(path, encoding="unicode")
+        is_right = None if result.status == "not attempted" else result.status == "passed"
+        cases.append(Case("steps", f"step {result.step}: {TITLES[result.step]}", is_right, result.status, result.text))
+    return suite_of("my_megatron", cases)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[2]
 COPIED = ["Start_Here.ipynb", "notebooks", "pics", "labkit", "labtrain", "course"]
 COPIED += ["README.md", "CONTRIBUTING.md", "LICENSE", "NOTICE"]
 COPIED += ["Dockerfile", "Makefile", "pyproject.toml", "requirements.txt"]
-LEFT_OUT = ["quiz", "publish", "servers.md", "__pycache__", ".ipynb_checkpoints", "checkpoints", "*_trace.json"]
-CLOSED = ["exercises", "museum", "predictions"]
+LEFT_OUT = ["quiz", "publish", "servers.md", "__pycache__", ".ipynb_checkpoints", "checkpoints", "*_trace.json", "my_megatron.py"]
+CLOSED = ["exercises", "museum", "predictions", "project"]
 ANSWERS = re.compile(r"<details>\s*<summary>(?!Hint).*?</summary>(.*?)</details>\s*", re.DOTALL)
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!\w+:|#)([^)#\s]+)[^)]*\)")
 MESSAGE = """Your instructor has the solutions. To see them anyway, run `%env LABKIT_SOLUTIONS=open` first.
