@@ -52,7 +52,7 @@ def nbgitpuller(address: str, branch: str, hub: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m course.publish.links", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m course.publish.links", description="Print links to the lab.")
     parser.add_argument("--hub", help="the address of a JupyterHub")
     parser.add_argument("--branch", default="main", help="or a tag, such as v1.0.0; by default main")
     given = parser.parse_args()
