@@ -132,6 +132,8 @@ def _missing(plan: Plan) -> dict[str, bool]:
         "NVLink domain.": t > 1,
         "A plan does not say how numbers are scaled for fp8: look at --fp8-recipe (delayed by default).":
             plan.precision == "fp8",
+        "Its SwiGLU is fused, and keeps less for backward than planned, unless --no-bias-swiglu-fusion is given.":
+            model.mlp == "swiglu",
         "GELU's approximation by tanh needs biases there.": model.mlp == "gelu_tanh" and not model.bias,
         "A fraction of --rotary-base is cut off.": model.positions == "rope" and model.rotary_base % 1 > 0,
     }  # fmt: skip

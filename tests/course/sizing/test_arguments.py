@@ -152,6 +152,7 @@ def meant_of_megatron(plan):
         "--swiglu": model.mlp == "swiglu", "--no-bias-gelu-fusion": model.mlp == "gelu",
         "--disable-bias-linear": not model.bias, "--untie-embeddings-and-output-weights": not model.tied,
         "--make-vocab-size-divisible-by": (plan.pad_vocab_to or 128) if fits else NOT_SAID,
+        "--no-bias-swiglu-fusion": NOT_SAID if model.mlp == "swiglu" else False,
         "--fp8-format": "hybrid" if plan.precision == "fp8" else None,
         "--grad-reduce-in-bf16": plan.gradient_bytes == 2,
         "--megatron-fsdp-main-grads-dtype": "fp32" if fsdp and plan.gradient_bytes == 4 else "auto",
@@ -342,7 +343,7 @@ def test_as_text_it_is_a_command_with_comments():
     assert command.startswith("CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nnodes 256 ")
     assert " pretrain_gpt.py \\\n  --num-layers 126 \\\n" in command
     assert "--pipeline-model-parallel-layout 'Et*15|t*16|" in command  # quoted: a shell would make pipes of it
-    assert len(comments) == 4
+    assert len(comments) == 5
 
 
 def test_on_one_node_it_stands_alone():
