@@ -55,7 +55,8 @@ def link_symbols(app, doctree: nodes.document, page: str) -> None:
     for text in list(doctree.findall(nodes.Text)):
         if any(isinstance(above, NOT_PROSE) for above in _above(text)):
             continue
-        parts, begin = [], 0
+        parts = []
+        begin = 0
         has_place = isinstance(text.parent, APART) or isinstance(text.parent.parent, nodes.entry)
         is_apart = has_place and len(text.parent.children) == 1
         for found in IN_FORMULA.finditer(text):
@@ -72,7 +73,8 @@ def link_symbols(app, doctree: nodes.document, page: str) -> None:
 
 def keep_drawings(app, what, name, obj, options, lines: list[str]) -> None:
     """Mark what is indented below a paragraph of a docstring as literal, for reStructuredText."""
-    kept, is_literal = [], False
+    kept = []
+    is_literal = False
     for before, line in zip(["", *lines], lines):
         if line.startswith("    ") and not before and not is_literal and any(kept):
             kept += ["::", ""]
