@@ -92,13 +92,14 @@ def _p95(durations: list[float]) -> float:
 def _site() -> Iterator[tuple[str, Path]]:
     """Serve the page of notebook 01; yields its address, and the folder of what its explorer loads."""
     with tempfile.TemporaryDirectory() as folder:
-        pages.write_page("notebooks/01_group_layout.ipynb", Path(folder))
-        living.put_files(Path(folder) / "lab", pages.CACHE)
+        site = Path(folder) / "site"
+        pages.write_site(["notebooks/01_group_layout.ipynb"], site, follow=False)
+        living.put_files(site / "lab", pages.CACHE)
         handler = type("Quiet", (http.server.SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=folder))
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=site))
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}/notebooks/01_group_layout.html", Path(folder) / "lab"
+            yield f"http://127.0.0.1:{server.server_port}/notebooks/01_group_layout.html", site / "lab"
         finally:
             server.shutdown()
             server.server_close()
@@ -111,7 +112,7 @@ def _on_page(world_size: int) -> tuple[float, list[float], float]:
         page.goto(address)
         explorer, start = page.locator("[data-explorer]"), time.perf_counter()
         explorer.scroll_into_view_if_needed()
-        explorer.locator(".labkit-stage svg text").first.wait_for(timeout=60 * browser.SECONDS)
+        explorer.locator(".labkit-choice :enabled").first.wait_for(timeout=60 * browser.SECONDS)
         alive = time.perf_counter() - start
         page.goto(f"{address}#n={world_size}&t=1&p=4")
         page.get_by_text(f"= {world_size} = n").wait_for()

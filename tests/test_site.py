@@ -31,7 +31,7 @@ TOO_WIDE = """() => {
     const width = document.documentElement.clientWidth;
     const scrolls = each => each.parentElement
         && (["auto", "scroll"].includes(getComputedStyle(each.parentElement).overflowX) || scrolls(each.parentElement));
-    const inside = [...document.querySelectorAll("main *")].filter(each => each.getClientRects().length);
+    const inside = [...document.querySelectorAll("article *")].filter(each => each.getClientRects().length);
     const wide = inside.filter(each => each.getBoundingClientRect().right > width + 1 && !scrolls(each));
     const cut = inside.filter(each => getComputedStyle(each).overflowX === "hidden"
         && each.clientWidth > 50 && each.scrollWidth > each.clientWidth + 1);

@@ -20,13 +20,16 @@ IN_FORMULA = re.compile(
 """A letter that stands for a number: beside a sign, or alone in its cell or its emphasis."""
 OTHERWISE = {
     "02_collectives": "B",  # a bandwidth
+    "04_row_parallel": "bp",  # a bias, a product
     "05_data_parallel": "nb",  # window number n; b and B of the noise scale
     "06_tensor_parallel": "Bbh",  # a matrix; numbers of a batch
+    "07_pipeline_parallel": "B",  # a backward pass
     "13_context_parallel": "nh",  # tokens of a rank; times
     "14_fully_sharded": "b",  # bytes
 }
 """Letters to which a page gives a meaning of its own."""
 WITHOUT = "symbols", "glossary"
+APART = nodes.strong, nodes.emphasis
 NOT_PROSE = nodes.title, nodes.reference, nodes.literal_block, nodes.raw, nodes.literal
 
 
@@ -52,9 +55,12 @@ def link_symbols(app, doctree: nodes.document, page: str) -> None:
     for text in list(doctree.findall(nodes.Text)):
         if any(isinstance(above, NOT_PROSE) for above in _above(text)):
             continue
-        parts, begin = [], 0
+        parts = []
+        begin = 0
+        has_place = isinstance(text.parent, APART) or isinstance(text.parent.parent, nodes.entry)
+        is_apart = has_place and len(text.parent.children) == 1
         for found in IN_FORMULA.finditer(text):
-            if found[0] not in to_link:
+            if found[0] not in to_link or (found[0] == text and not is_apart):  # between tags, it is an index
                 continue
             to_link.remove(found[0])
             link = nodes.reference("", found[0], internal=True, refuri=f"{card}#symbol-{found[0]}")
@@ -67,7 +73,8 @@ def link_symbols(app, doctree: nodes.document, page: str) -> None:
 
 def keep_drawings(app, what, name, obj, options, lines: list[str]) -> None:
     """Mark what is indented below a paragraph of a docstring as literal, for reStructuredText."""
-    kept, is_literal = [], False
+    kept = []
+    is_literal = False
     for before, line in zip(["", *lines], lines):
         if line.startswith("    ") and not before and not is_literal and any(kept):
             kept += ["::", ""]

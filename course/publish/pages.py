@@ -37,6 +37,7 @@ SPHINX = {
         "logo": {"text": "Megatron lab"},
         "toc_title": "On this page",
         "search_bar_text": "Search",
+        "back_to_top_button": False,
         "use_download_button": False,
         "use_fullscreen_button": False,
         "footer_content_items": "",
@@ -72,6 +73,7 @@ FONTS = re.compile(r"@font-face\{[^}]*\}")
 MENDED = {
     r'_static/styles/theme\.css[^"]*': "_static/basic.css",  # all that it imports
     r'<th class="[^"]*"><p></p></th>': "<td></td>",  # heads nothing
+    r'<summary>(?=<span class="toctree-toggle")': '<summary aria-label="the pages below">',
     r'<div id="pst-primary-sidebar"': r'\g<0> role="region" aria-label="Site"',  # all of a page is in some landmark
 }
 """In the theme's HTML: what is a request too many, and what a screen reader would stumble on."""

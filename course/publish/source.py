@@ -42,7 +42,8 @@ def write_source(names: list[str], folder: Path, follow: bool = True) -> list[st
     """Write these files of the project, and what they link to if told so, into a new folder; return them all."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "pics", folder / "pics")
-    to_write, written = [*names], []
+    to_write = [*names]
+    written = []
     while to_write:
         name = to_write.pop(0)
         written.append(name)
@@ -65,7 +66,8 @@ def anchor(heading: str) -> str:
 
 def write_file(name: str, folder: Path) -> set[str]:
     """Write the source of one page; return the files of the project that it links to."""
-    linked, here = set(), posixpath.dirname(name)
+    linked = set()
+    here = posixpath.dirname(name)
 
     def lead(link: re.Match) -> str:
         heading = f"#{anchor(unquote(link[3]))}" if link[3] else ""
