@@ -65,7 +65,8 @@ def _scene(cut: LinearCut, step: int, says: str) -> Scene:
     parts, by_columns = _parts(cut), cut.cut == "column"
     fills, height = tints(TP, cut.tp_size), max(len(parts[0].inner), BATCH) * PITCH + GAP
     bottom = TOP + max(SIZE * PITCH, height * cut.tp_size - GAP)
-    marks, rows, total = [*_heads(step)], [], (TOP + bottom) / 2 - BATCH * PITCH / 2
+    total = (TOP + bottom) / 2 - BATCH * PITCH / 2
+    marks, rows = [*_heads(step)], []
     for part in parts:
         top = TOP + part.rank * height * (step > 0)
         middle = top + (height - GAP) / 2

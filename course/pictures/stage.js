@@ -391,8 +391,10 @@ function render({ model, el }) {
     slider.hidden = count.hidden = all.length < 2;
     slider.max = all.length - 1;
     slider.value = at;
+    const isHeard = !timer || at === all.length - 1 || performance.now() - saidAt > SILENT;
+    count.setAttribute("aria-live", isHeard ? "polite" : "off");
+    if (isHeard) saidAt = performance.now();
     count.textContent = all.length > 1 ? `step ${at + 1} of ${all.length}: ${scene.says}` : "";
-    if (all.length > 1 && (!timer || performance.now() - saidAt > SILENT)) hear();
     back.disabled = all.length > 1 && at === 0;
     forward.disabled = all.length > 1 && at === all.length - 1;
     time.read(scene.clock, scene.movers);
@@ -465,15 +467,16 @@ function render({ model, el }) {
     if (at < all.length - 1) svg.style.removeProperty("--move");  // the last step still takes its time
     play.textContent = "Play";
     svg.classList.remove("playing");
-    if (!isTimed()) return hear();
+    if (!isTimed()) {
+      count.setAttribute("aria-live", "polite");
+      count.replaceChildren(count.textContent);  // so that it is said now
+      return;
+    }
     time.follow(time.at());
     hear();
     if (time.at() >= 1) for (const each of marks.querySelectorAll(".future")) each.classList.remove("future");
   }
-  function hear() {
-    saidAt = performance.now();
-    heard.textContent = isTimed() ? [...moment.children].map((each) => each.textContent).join("; ") : count.textContent;
-  }
+  const hear = () => (heard.textContent = [...moment.children].map((each) => each.textContent).join("; "));
   speed.addEventListener("change", () => timer && (stop(), start()));
 
   // -- facts and peers

@@ -271,43 +271,45 @@ class Rows:
         flight = FLIGHT * min((span.seconds for span in self.links), default=0.0)
         for span, needs in self.links.items():
             for need in needs:
-                if need.rank != span.rank:
-                    yield self._message(need, span, flight)
+                if need.rank != span.rank and need.op:
+                    yield self._message(need, need.op, span.rank, flight)
         for rank in self.timeline.ranks if most and self.links else ():
             yield from self._pile(rank, HELD / max(most, 1) / self.num_chunks, flight)
 
-    def _message(self, need: Span, span: Span, flight: float) -> Traveller:
+    def _message(self, need: Span, op: Op, target: int, flight: float) -> Traveller:
         """Return what an op needs of another rank, on its way; it takes a little longer than it does if it is fast."""
-        sent = self.sent.get((need.rank, need.op), replace(need, start=need.end))
+        sent = self.sent.get((need.rank, op), replace(need, start=need.end))
         more = max(0.0, flight - sent.seconds) / 2
         frames = []
-        for moment, rank in ((sent.start - more, need.rank), (sent.end + more, span.rank)):
+        for moment, rank in ((sent.start - more, need.rank), (sent.end + more, target)):
             frames.append((self._share(moment), self.x(moment), self.y(rank) + WORK / 2))
-        return Traveller(f"{need.op.micro_batch}", 20, 20, 10, KIND_COLOR[need.kind], frames)
+        return Traveller(f"{op.micro_batch}", 20, 20, 10, KIND_COLOR[need.kind], frames)
 
     def _pile(self, rank: int, width: float, flight: float) -> Iterator[Traveller]:
         """Yield a box for each pass of a micro-batch, from its forward to the last op that needs what that kept.
 
         It goes to the first place that is free.
         """
-        left, y, free, leaves = WIDTH - BESIDE + 12, self.y(rank) + WORK - BAR / 2, [], []
+        y = self.y(rank) + WORK - BAR / 2
         passes: dict[tuple[int, int], list[Span]] = defaultdict(list)
         for span in self.timeline.of(rank, *COMPUTING):
             if span.op:
                 passes[span.op.micro_batch, span.op.chunk].append(span)
-        widest = max(text_width(str(number), SMALLEST) for number, _ in passes)
-        for spans in sorted(passes.values(), key=lambda spans: spans[0].start):
+        widest = max((text_width(str(number), SMALLEST) for number, _ in passes), default=0.0)
+        free: list[int] = []
+        leaves: list[tuple[float, int]] = []  # when the box of each place that is taken goes
+        for (number, chunk), spans in sorted(passes.items(), key=lambda each: each[1][0].start):
             first, last = spans[0], spans[-1]
             while leaves and leaves[0][0] <= first.start:
                 heappush(free, heappop(leaves)[1])
             place = heappop(free) if free else len(leaves)
             heappush(leaves, (last.end, place))
-            there = left + (place + 0.5) * width
+            there = WIDTH - BESIDE + 12 + (place + 0.5) * width
             arrives = min(first.start + flight, last.end)
             frames = [(self._share(first.start), self.x(first.start), self.y(rank) + WORK / 2)]
             frames += [(self._share(arrives), there, y), (self._share(last.end), there, y)]
-            text = str(first.op.micro_batch) if widest + 3 < width else ""
-            fill = tint(KIND_COLOR["forward"], self._strength(first.op.chunk))
+            text = str(number) if widest + 3 < width else ""
+            fill = tint(KIND_COLOR["forward"], self._strength(chunk))
             yield Traveller(text, width - 1, BAR, 2, fill, frames)
 
     def _share(self, moment: float) -> float:
