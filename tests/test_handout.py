@@ -16,8 +16,6 @@ import os
 from course.exercises.group_layout import rank_to_coordinates as exercise
 from course.exercises.flawed_layers import case_a
 from course.museum import museum
-from course.project.check import check
-from course.project.parts import to_begin_with
 from course.project.steps import step_1
 import course, labkit, labtrain
 print(*(package.__file__ for package in (course, labkit, labtrain)))
@@ -77,12 +75,21 @@ def test_checks_run_and_solutions_are_kept_until_opened(handout):
     environment = {name: value for name, value in os.environ.items() if name != "LABKIT_SOLUTIONS"}
     run = subprocess.run([sys.executable, "-c", TRY], cwd=handout, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    where, verdict, *kept, has_code, opened = run.stdout.replace("\n\n", "\n").split("\n", 6)
+    where, verdict, *kept, has_code, opened = run.stdout.replace("\n\n", "\n").split("\n", 7)
     packages = ("course", "labkit", "labtrain")
     assert where.split() == [str(handout / package / "__init__.py") for package in packages]
     assert "correct" in verdict
     assert len(kept) == 4 and all(each.startswith("Solution: Your instructor has the solutions.") for each in kept)
     assert has_code == "True" and opened.startswith("def my_coordinates(")
+
+
+def test_the_project_is_checked_and_our_file_is_not_there(handout):
+    (handout / "my_megatron.py").write_text((ROOT / "course/project/one_file.py").read_text())
+    command = [sys.executable, "-m", "course.project.check", "my_megatron.py", "--step", "2"]
+    run = subprocess.run(command, cwd=handout, capture_output=True, text=True)
+    assert run.stdout.splitlines()[-1] == "step 2, f and g: passed", run.stdout + run.stderr
+    (handout / "my_megatron.py").unlink()
+    assert not list(handout.rglob("one_file.py"))
 
 
 def test_a_link_to_what_is_left_out_becomes_words(tmp_path):

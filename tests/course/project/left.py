@@ -3,15 +3,6 @@
 import time
 from pathlib import Path
 
-import pytest
-
-
-@pytest.fixture
-def pids(tmp_path):
-    folder = tmp_path / "pids"
-    folder.mkdir()
-    return folder
-
 
 def left(pids):
     """Return the processes that are still there, some seconds later."""

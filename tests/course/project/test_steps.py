@@ -1,5 +1,8 @@
 """What notebook 18 does with a learner's file: it runs, faults go into it, and no process is left of it."""
 
+import math
+import os
+
 import pytest
 
 from course.museum.cases import GPUS, MAIN
@@ -8,7 +11,6 @@ from course.project.faults import FAULTS
 from course.project.parts import ONE_FILE, filled_in, parts_of, replaced, source_of, steps, to_begin_with, written_in
 from course.project.steps import STEPS, begin, plant_faults, train
 from tests.course.project.left import left
-from tests.course.project.left import pids as pids
 
 ALL = "LABKIT_ALL_ANSWERS" in os.environ  # make sweep-answers
 TINY = {"steps": 2, "layers": 2, "global_batch": 4, "micro_batch": 1, "hidden": 16, "warmup": 1}

@@ -4,7 +4,6 @@ import pytest
 
 from course.project import torchrun
 from tests.course.project.left import left
-from tests.course.project.left import pids as pids
 
 FORKS = """
 import os, time
