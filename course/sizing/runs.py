@@ -33,9 +33,9 @@ from course.table import Table
 from labkit.partition import split_layers
 from labkit.shape import GPT
 
-SECTIONS = "dense bf16", "dense fp8", "long sequences", "Blackwell", "experts"
-SAME_CONSTANTS = {"A100 40GB": "A100", "H100 DeepEP": "H100"}
-SAME_WITH_EXPERTS = dict.fromkeys(("GB200", "GB300"), "GB200 and GB300")
+SECTIONS: tuple[str, ...] = "dense bf16", "dense fp8", "long sequences", "Blackwell", "experts"
+SAME_CONSTANTS: dict[str, str] = {"A100 40GB": "A100", "H100 DeepEP": "H100"}
+SAME_WITH_EXPERTS: dict[str, str] = dict.fromkeys(("GB200", "GB300"), "GB200 and GB300")
 SAME_WITH_EXPERTS |= dict.fromkeys(("GB200 of 2026", "GB300 of 2026"), "GB200 and GB300 of 2026")
 """Kinds of GPU whose runs are fitted together."""
 KINDS = FITTED | {"A100 in 2021": DGX_A100}
