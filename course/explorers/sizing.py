@@ -21,14 +21,15 @@ from course.sizing import (
     StepTime,
     fullest,
     goodput,
+    how_sure,
     plan_traffic,
     search,
     step_time,
 )
 from course.sizing.plan import uneven_stages
 from course.sizing.runs import LLAMA_8B, LLAMA_70B, LLAMA_405B
+from course.sizing.runs import MODELS as PUBLISHED
 from course.sizing.runs_of_2021 import table_1
-from course.sizing.shapes import DEEPSEEK_V3, MIXTRAL_8X22B, QWEN3_30B_A3B
 from labkit.parallel_config import V_SHAPED
 from labkit.shape import GPT
 
@@ -36,9 +37,10 @@ MODELS = {run.model: run.plan.model for run in table_1()}
 MODELS["GPT-3, 175 billion"] = GPT(96, 12288, 2048, 51200, 96)
 MODELS |= {"Llama 3, 8 billion": LLAMA_8B, "Llama 3, 70 billion": LLAMA_70B, "Llama 3, 405 billion": LLAMA_405B}
 MODELS["Llama 3, 70 billion, s = 131072"] = replace(LLAMA_70B, seq_length=131072)
-MODELS |= {"Mixtral 8x22B": MIXTRAL_8X22B, "Qwen3-30B-A3B": QWEN3_30B_A3B, "DeepSeek-V3": DEEPSEEK_V3}
+MODELS |= {name: model for name, model in PUBLISHED.items() if model.num_experts}
 CLUSTERS = {DGX_A100.name: DGX_A100, "DGX A100 80GB, newer software": FITTED["A100"]}
-CLUSTERS |= {hardware.name: hardware for hardware in (FITTED[kind] for kind in ("H100", "H100 DeepEP", "GB200"))}
+CLUSTERS |= {hardware.name: hardware for kind, hardware in FITTED.items() if kind != "A100"}
+SEQUENCES = {"as published": None} | {f"{2**power} k": 1024 * 2**power for power in range(1, 11)}
 WORLD_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1536, 1920, 2048, 2520, 3072, 4096, 8192, 16384)
 BATCH_SIZES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 1536, 1792, 2048, 2160, 2304, 2520, 3072, 4096, 6144, 8192)
 CHUNKS = 1, 2, 3, 4, 5, 6, 7, 8
@@ -63,6 +65,8 @@ SAVE_SECONDS, RESTART_SECONDS = 30.0, 600.0  # what goodput takes a save and a r
 
 class sizing_explorer(Explorer):
     """Show a plan, with a control for everything that decides it: its days beside those of others, memory and time.
+
+    With fused attention, SwiGLU is one kernel, too.
 
     ``model`` may be a GPT of your own, and ``cluster`` may be `measured_hardware()`. ``shown`` is the plan. A click on
     a cell of the days chooses its t and p, one on the line below them the fastest plan that a search finds.
@@ -89,16 +93,17 @@ class sizing_explorer(Explorer):
         ("fused_attention", checkbox, "fused attention", False),
         ("uneven", checkbox, "uneven stages", False),
         ("fp8", checkbox, "fp8", False),
+        ("sequence", menu, "sequence s", SEQUENCES, "as published"),
     )
     groups: ClassVar = {
-        "Model": ("model", "batch_size", "billion_tokens"),
+        "Model": ("model", "sequence", "batch_size", "billion_tokens"),
         "Cluster": ("cluster", "world_size", "failures"),
         "Plan": (
             "tp_size", "cp_size", "pp_size", "num_chunks", "schedule", "uneven", "ep_size", "expert_tp_size",
             "micro_batch_size", "recompute", "zero_stage", "sequence_parallel", "fused_attention", "fp8",
         ),
     }  # fmt: skip
-    keeps = "model", "cluster", "billion_tokens", "failures", "fp8"
+    keeps = "model", "sequence", "cluster", "billion_tokens", "failures", "fp8"
 
     def __repr__(self) -> str:
         """Return the call that makes this explorer, with what differs from its defaults."""
@@ -127,24 +132,29 @@ class sizing_explorer(Explorer):
             found = dict(best.choice) | {"schedule": best.choice["schedule"] or ONE_F_ONE_B}
             self.choose(**{name: value for name, value in found.items() if value is not None})
 
+    def _model(self, choice) -> GPT:
+        """Return the model that is chosen, with the sequence that is chosen."""
+        model, seq_length = self.models[choice.model], SEQUENCES[choice.sequence]
+        return model if seq_length is None else _with_sequence(model, seq_length)
+
     def _fit(self, choice) -> Plan:
-        p, v, options = choice.pp_size, choice.num_chunks, self._options(choice)
-        split = uneven_stages(self.models[choice.model].num_layers, p * v) if choice.uneven else None
-        if self.models[choice.model].num_experts:
+        p, v, options, model = choice.pp_size, choice.num_chunks, self._options(choice), self._model(choice)
+        split = uneven_stages(model.num_layers, p * v) if choice.uneven else None
+        if model.num_experts:
             options |= dict(ep_size=choice.ep_size, expert_tp_size=choice.expert_tp_size)
         named = {name: getattr(choice, name) for name in (*PLAINLY, "zero_stage")}
         schedule = None if choice.schedule == ONE_F_ONE_B else choice.schedule
-        return Plan(self.models[choice.model], **named, schedule=schedule, stage_layers=split, **options)
+        return Plan(model, **named, schedule=schedule, stage_layers=split, **options)
 
     def _options(self, choice) -> dict[str, Any]:
         """Return what a search does not change."""
         fp8 = choice.fp8 and self.clusters[choice.cluster].fp8_peak_flops is not None
         kept = {name: getattr(choice, name) for name in ("sequence_parallel", "fused_attention")}
-        return kept | dict(precision="fp8" if fp8 else "bf16")
+        return kept | dict(precision="fp8" if fp8 else "bf16", fused_mlp=choice.fused_attention)
 
     def _best(self, choice) -> Candidate | None:
         """Return the fastest plan for this model and cluster, with ZeRO's stage and c as they are."""
-        model, hardware = self.models[choice.model], self.clusters[choice.cluster]
+        model, hardware = self._model(choice), self.clusters[choice.cluster]
         lists: dict[str, Any] = dict(tp_size=TP_SIZES, pp_size=PP_SIZES, micro_batch_size=TP_SIZES[:4])
         lists |= dict(num_chunks=CHUNKS, cp_size=choice.cp_size, zero_stage=choice.zero_stage)
         if model.num_experts:
@@ -181,8 +191,9 @@ class sizing_explorer(Explorer):
         says = (
             f"{sizes}, m = {plan.num_micro_batches} micro-batches. <b>{three_digits(days)} days"
             f"</b> for {num_tokens / 1e9:,g} billion tokens{lost}, {estimate.flops_per_gpu / 1e12:.0f} teraFLOP/s per "
-            f"GPU: {estimate.hardware_flops_utilisation:.0%} of the peak, {estimate.model_flops_utilisation:.0%} "
-            "without what is recomputed. To choose a different t and p, click its cell."
+            f"GPU: {estimate.hardware_flops_utilisation:.0%} of the {plan.precision} peak, "
+            f"{estimate.model_flops_utilisation:.0%} without what is recomputed. The estimate: "
+            f"{how_sure(plan, hardware)}. To choose a different t and p, click its cell."
         )
         return Parts([picture], says)
 
@@ -205,6 +216,12 @@ def _failures(plan: Plan, days: float, rate: float) -> list[tuple[str, str]]:
     return [("failures", f"{words}{kept.share:.0%} are new work, if it saves every {three_digits(every)} minutes")]
 
 
+@lru_cache(maxsize=64)
+def _with_sequence(model: GPT, seq_length: int) -> GPT:
+    """Return the model with a sequence of its own: one object, for what `course.sizing.remembered` remembers."""
+    return replace(model, seq_length=seq_length)
+
+
 def _hashable(item: tuple[str, Any]) -> tuple[str, Any]:
     name, value = item
     return name, tuple(value) if isinstance(value, list) else value
@@ -219,7 +236,7 @@ def _facts(estimate: StepTime) -> list[tuple[str, str]]:
     """Return what the bars do not show: how large the bubble is, and the traffic."""
     plan, hardware = estimate.plan, estimate.hardware
     idle = f"{three_digits(plan.bubble_over_ideal)} idle / ideal, {estimate.bubble / estimate.total:.1%} of the step"
-    facts = [("bubble", idle)]
+    facts = [("bubble", idle), ("published runs", how_sure(plan, hardware))]
     if plan.zero_stage > 1 or plan.schedule:
         return [*facts, ("traffic", "counted for ZeRO stages 0 and 1 without a V only")]
     for axis, traffic in plan_traffic(plan, hardware.gpus_per_node).items():

@@ -9,12 +9,12 @@ from course.pictures.parts import titled
 from course.pictures.scene import WIDTH, Mark, Scene, box, label, line
 from course.pictures.style import GREY, INK, MUTED, tint
 from course.sizing import RUNS, Run, published
+from course.sizing.runs import SECTIONS
 
 LEFT, TOP, RIGHT, BOTTOM = 70.0, 60.0, WIDTH - 10, 520.0  # of the axes
 TICKS = 0.5, 1, 2, 5, 10, 20, 50
 POINT, NEAR = 11.0, 0.2  # pixels of a point; the relative error of the dashed lines
-COLORS = {"H100 bf16": style.TP, "H100 fp8": style.PP, "A100 bf16": style.DP}
-COLORS |= {"GB200 bf16": style.CP, "GB200 fp8": style.EP}
+COLORS = dict(zip(SECTIONS, (style.TP, style.PP, style.CP, style.DP, style.EP)))
 
 
 def draw_runs(runs: Sequence[Run] = RUNS) -> Scene:
@@ -55,10 +55,10 @@ def draw_runs(runs: Sequence[Run] = RUNS) -> Scene:
         marks.append(line(key, [at(*each) for each in ends], GREY, 1.0, dashed=True, fact=says))
     for run in sorted(runs, key=lambda each: each.fits):  # those that were fitted are on top
         x, y = at(run.seconds, run.estimate)
-        color = COLORS[run.group]
-        look: dict[str, Any] = dict(fill=color, edge="#ffffff", means=f"{run.group}, fitted")
+        color = COLORS[run.section]
+        look: dict[str, Any] = dict(fill=color, edge="#ffffff", means=f"{run.section}, fitted")
         if not run.fits:
-            look = dict(fill=tint(color, 0.15), edge=color, means=f"{run.group}, not fitted", edge_width=1.5)
+            look = dict(fill=tint(color, 0.15), edge=color, means=f"{run.section}, not fitted", edge_width=1.5)
         fact = f"{run}: {run.seconds:.3g} s measured, {run.estimate:.3g} s estimated, {run.error:+.1%}"
         fact += f"; assumed: {run.assumed}" if run.assumed else ""
         place = x - POINT / 2, y - POINT / 2, POINT, POINT

@@ -7,33 +7,33 @@ most_memory = Order(
     "What takes the most memory on a GPU of the first stage? t · p = 16 divide the 70 billion parameters. A weight "
     "has 2 "
     "bytes, its states in the optimizer 12, which d · c = 4 ranks divide. 80 layers are 20 on a stage. Each keeps some "
-    "0.36 GB for a sequence in flight, and there are at least 4. Put them in order, the most first.",
+    "0.3 GB for a sequence in flight, and there are at least 4. Put them in order, the most first.",
     ["weights", "activations", "optimizer"],
     {
         (
             "optimizer",
             "weights",
             "activations",
-        ): "20 layers · 0.36 GB · 4 sequences make 29 GB. And 12 bytes over 4 are 3.",
+        ): "20 layers · 0.3 GB · 4 sequences make 24 GB. And 12 bytes over 4 are 3.",
         (
             "optimizer",
             "activations",
             "weights",
-        ): "4 ranks divide the 12 bytes: 3 for each parameter. Activations take 29 GB or more.",
+        ): "4 ranks divide the 12 bytes: 3 for each parameter. Activations take 24 GB or more.",
         ("activations", "weights", "optimizer"): "2 bytes of a weight against 12/4 of the optimizer.",
         (
             "weights",
             "optimizer",
             "activations",
-        ): "70 billion over 16 are 4.4 billion: 9 GB of weights. And 20 · 0.36 · 4?",
+        ): "70 billion over 16 are 4.4 billion: 9 GB of weights. And 20 · 0.3 · 4?",
     },
 )
 
 second_largest = Choice(
     "16.second_largest",
-    "Most of this step is matrix products. Which part is the next largest? Most tensor-parallel messages hide, "
-    "there are "
-    "64 micro-batches on 4 stages with 5 chunks, and gradients are sent once a step.",
+    "Most of this step is matrix products. Which part is the next largest? t = 4 ranks of a node send four times in "
+    "each layer, and a fourth of that hides; there are 64 micro-batches on 4 stages with 5 chunks; and gradients are "
+    "sent once a step, behind the last backward.",
     {
         "memory_bound": "Kernels that only move memory: norms, SwiGLU, residuals",
         "bubble": "The bubble",
@@ -41,15 +41,15 @@ second_largest = Choice(
         "data_parallel": "Gradient messages",
     },
     {
+        "memory_bound": "They move more bytes, but the memory is eight times as fast as the links between the GPUs.",
         "bubble": "(p − 1)/(v m) is 3/320 of the work.",
-        "tensor_parallel": "They would be, if none of them were hidden: 86 % of them are.",
-        "data_parallel": "9 GB over a link of 50 GB/s are a fifth of a second.",
+        "data_parallel": "9 GB over a link of 50 GB/s are a fifth of a second, and something hides them.",
     },
 )
 
 left_out = Choice(
     "16.left_out",
-    "The mean error of these 18 rows is 3.1 %, fitted to all of them. Now each run is predicted from runs of other "
+    "The mean error of these 18 rows is 1.9 %, fitted to all of them. Now each run is predicted from runs of other "
     "models "
     "only. What happens to the mean error?",
     {
@@ -59,7 +59,7 @@ left_out = Choice(
     },
     {
         "smaller": "Constants fitted to a row are the best for it. Without it they can only be worse, or as good.",
-        "more": "Five constants on 18 rows: most of what they say is about the GPU, and little about one model.",
+        "up to twice": "Three constants on 18 rows sound safe. But how many models are there, and how alike?",
     },
 )
 
@@ -158,8 +158,8 @@ copies_of_expert = Number(
 
 estimate_of_titan = Choice(
     "16.estimate_of_titan",
-    "The constants for the H100 were fitted to NVIDIA's own runs of 2023 to 2025. Will the estimate for this run be "
-    "right?",
+    "The constants for this H100 were fitted to NVIDIA's own runs, and attention's to long sequences of torchtitan. "
+    "Will the estimate for this run be right?",
     {
         "right": "Yes, within 10 %",
         "slow": "No: it took less time than estimated",

@@ -14,6 +14,7 @@ from course.sizing.failures import Goodput, Intervals, checkpoint_interval, expo
 from course.sizing.flops import RECOMPUTE, flops_per_step, training_days
 from course.sizing.fully_sharded import Moment, Sharding, moments, sharded_memory, sharding
 from course.sizing.hardware import DGX_A100, DGX_H100, FITTED, Hardware, Hidden
+from course.sizing.like import how_sure, runs_like
 from course.sizing.plan import Plan
 from course.sizing.roofline import Operation, operations, ridge
 from course.sizing.runs import RUNS, Run, published
@@ -31,6 +32,6 @@ __all__ = [
     "RECOMPUTE", "flops_per_step", "training_days", "DGX_A100", "DGX_H100", "FITTED", "Hardware", "Hidden",
     "Operation", "operations", "ridge", "RUNS", "Run", "published", "Plan", "MemoryEstimate",
     "activation_bytes_per_layer", "fullest", "memory", "stage_parameters", "StepTime", "step_time", "Traffic",
-    "plan_traffic", "step_traffic", "Candidate", "Found", "search", "fitted", "table_1",
+    "plan_traffic", "step_traffic", "how_sure", "runs_like", "Candidate", "Found", "search", "fitted", "table_1",
     "read_ops", "simulate", "Moment", "Sharding", "moments", "sharded_memory", "sharding",
 ]  # fmt: skip

@@ -9,7 +9,17 @@ from course.sizing.shapes import AnyGPT
 from labkit.shape import GPT
 
 KEPT_OF_HIDDEN = {"gelu": 2, "swiglu": 4}
-"""How many numbers backward needs for each hidden unit of an MLP: GeLU's input and output; SwiGLU's four."""
+"""How many numbers backward needs for each hidden unit of an MLP: GeLU's input and output; SwiGLU's four. One of them
+goes into a linear layer."""
+
+
+def hidden_bytes(model: GPT, fused_mlp: bool = False, input_bytes: int = 2) -> int:
+    """Return the bytes that an MLP keeps for each hidden unit; fused, SwiGLU keeps its two inputs and the product only.
+
+    ``input_bytes`` is for the number that goes into the last product: 1 in fp8.
+    """
+    numbers = 3 if model.mlp == "swiglu" and fused_mlp else KEPT_OF_HIDDEN[model.mlp]
+    return 2 * (numbers - 1) + input_bytes
 
 
 def all_to_all_bytes(model: GPT, ep_size: int, token_bytes: float) -> float:
@@ -31,7 +41,12 @@ def nodes_of_a_token(model: GPT, num_nodes: float) -> float:
     1.5
     """
     most = model.most_nodes if isinstance(model, AnyGPT) and model.most_nodes else num_nodes
-    return min(most, num_nodes * (1 - (1 - 1 / num_nodes) ** model.top_k))
+    return min(most, ranks_of_a_token(model, num_nodes))
+
+
+def ranks_of_a_token(model: GPT, num_ranks: float) -> float:
+    """Return the same for ranks, of whatever nodes."""
+    return num_ranks * (1 - (1 - 1 / num_ranks) ** model.top_k)
 
 
 def expert_gather_bytes(model: GPT, expert_tp_size: int, token_bytes: float) -> float:
@@ -48,12 +63,12 @@ def mlp_halves(model: GPT, sequence_parallel: bool) -> int:
     return (0 if sequence_parallel else 1) + (1 if model.num_shared_experts else 0)
 
 
-def kept_bytes_per_token(model: GPT, expert_tp_size: int) -> int:
+def kept_bytes_per_token(model: GPT, expert_tp_size: int, fused_mlp: bool = False, input_bytes: int = 2) -> int:
     """Return the bytes that a layer keeps for backward for each token that a rank routes, if loads are even.
 
     The router has the token in float32, its logits and its scores. Of the k choices: the row that each of the experts'
     ranks got, with an expert's hidden units, and the output twice: as it came back, and in the place where it is
-    weighed. Not counted: probabilities, and the indices that sort rows.
+    weighed. Not counted: probabilities, and the indices that sort rows. For the last two arguments see `hidden_bytes`.
     """
-    h, k, hidden = model.hidden_size, model.top_k, KEPT_OF_HIDDEN[model.mlp] * model.expert_width
-    return 4 * h + 2 * 4 * (model.num_experts or 0) + 2 * k * (h * expert_tp_size + hidden + 2 * h)
+    h, k, hidden = model.hidden_size, model.top_k, hidden_bytes(model, fused_mlp, input_bytes) * model.expert_width
+    return 4 * h + 2 * 4 * (model.num_experts or 0) + k * (input_bytes * h * expert_tp_size + hidden + 2 * 2 * h)

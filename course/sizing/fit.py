@@ -11,7 +11,7 @@ from math import log
 from typing import NamedTuple
 
 from course.sizing.hardware import Hardware
-from course.sizing.runs import RUNS, Run
+from course.sizing.runs import RUNS, SECTIONS, Run
 from course.sizing.step_seconds import step_time
 from course.table import Table
 
@@ -32,14 +32,33 @@ class Constant(NamedTuple):
 
 
 EFFICIENCY = Constant("product_efficiency", 0.1, 1.0, 0.7)
+FP8_EFFICIENCY = Constant("fp8_efficiency", 0.1, 1.0, 0.5)
+ATTENTION = Constant("attention_efficiency", 0.05, 1.0, 0.4)
 OVERHEAD = Constant("layer_overhead_seconds", 0.0, 5e-3, 2e-4)
-HIDDEN = [Constant(name, 0.0, 1.0, 0.0) for name in ("tensor", "pipeline", "data")]
+EXPERT_OVERHEAD = Constant("expert_overhead_seconds", 0.0, 2e-3, 1e-4)
+HIDDEN_TENSOR, HIDDEN_EXPERT = Constant("tensor", 0.0, 1.0, 0.5), Constant("expert", 0.0, 1.0, 0.5)
 CONSTANTS = {
-    "H100 bf16": [EFFICIENCY, OVERHEAD, *HIDDEN],
-    "A100 bf16": [EFFICIENCY, OVERHEAD],  # fitted too, all three shares are 0
-    "H100 fp8": [Constant("fp8_efficiency", 0.1, 1.0, 0.5)],
+    "H100 bf16": [EFFICIENCY, OVERHEAD, HIDDEN_TENSOR],
+    "H100 fp8": [FP8_EFFICIENCY],
+    "H100 experts": [EXPERT_OVERHEAD, HIDDEN_EXPERT],
+    "H100 FlashAttention-2 fp8": [],
+    "H100 FSDP of 2023 bf16": [EFFICIENCY, OVERHEAD],
+    "H100 500 W fp8": [ATTENTION],
+    "A100 bf16": [EFFICIENCY, OVERHEAD],
+    "GB200 bf16": [EFFICIENCY],
+    "GB200 fp8": [FP8_EFFICIENCY],
+    "GB300 fp8": [FP8_EFFICIENCY],
+    "B200 fp8": [FP8_EFFICIENCY, ATTENTION],
+    "B200 experts": [EXPERT_OVERHEAD],
+    "GB200 and GB300 experts": [EXPERT_OVERHEAD],
+    "GB200 and GB300 of 2026 experts": [HIDDEN_EXPERT],
 }
-"""What is fitted to each group of runs, in this order: fp8 takes all others from bf16."""
+"""What is fitted to each group of runs, in this order: a group takes all other constants from those before it.
+
+Without a fit: what attention reaches on the A100, and on the H100 with FlashAttention-2 and with cuDNN, is published of
+the kernels; messages of the gradients, and of the pipeline where a rank has another chunk, hide behind the work that
+there is, as their sources say.
+"""
 
 
 def rows_of(group: str) -> list[Run]:
@@ -55,6 +74,8 @@ def fitted_constants(
     Raises:
         ValueError: fewer runs than constants.
     """
+    if not constants:
+        return {}
     if len(runs) < len(constants):
         raise ValueError(f"{len(runs)} runs cannot determine {len(constants)} constants: give {len(constants)} or more")
     values = [each.start for each in constants]
@@ -105,12 +126,15 @@ def estimated(run: Run, values: dict[str, float], hardware: Callable[[Run], Hard
 
 
 def left_out_errors(group: str, same: Callable[[Run], object] = id) -> list[float]:
-    """Return each run's relative error from constants fitted to the others; all that are the ``same`` are left out."""
-    runs, found = rows_of(group), {}
+    """Return each run's relative error from constants fitted to the others; all that are the ``same`` are left out.
+
+    Where too few others are left, the constants are those of all.
+    """
+    runs, constants, found = rows_of(group), CONSTANTS[group], {}
     for run in runs:
         if same(run) not in found:
             others = [other for other in runs if same(other) != same(run)]
-            found[same(run)] = fitted_constants(others, CONSTANTS[group])
+            found[same(run)] = fitted_constants(others if len(others) >= len(constants) else runs, constants)
     return [estimated(run, found[same(run)], lambda run: run.hardware) / run.seconds - 1 for run in runs]
 
 
@@ -125,15 +149,43 @@ def fits(group: str) -> Table:
     ]
     rows = [(str(run), f"{run.seconds:.3g}", *(f"{each:+.1%}" for each in errors))
             for run, *errors in zip(runs, *columns)]  # fmt: skip
-    for name, of in (("mean", lambda errors: sum(errors) / len(errors)), ("worst", max)):
-        rows.append((name, "", *(f"{of([*map(abs, column)]):.1%}" for column in columns)))
-    said = ", ".join(f"{name} {value:.3g}" for name, value in found.items())
+    for name, of in (("mean", mean_size), ("worst", worst)):
+        rows.append((name, "", *(f"{of(column):.1%}" for column in columns)))
+    said = ", ".join(f"{name} {value:.3g}" for name, value in found.items()) or "nothing is fitted"
     return Table(("run", "measured, s", "fitted", "left out", "model left out"), rows, f"{group}: {said}")
+
+
+def by_section() -> Table:
+    """Return the errors of all runs by section: of those that are fitted, each left out; and of the others."""
+    left_out = {}
+    for group in CONSTANTS:
+        left_out |= {run.name: error for run, error in zip(rows_of(group), left_out_errors(group))}
+    rows = []
+    for section in SECTIONS:
+        inside = [run for run in RUNS if run.section == section]
+        errors = [left_out[run.name] for run in inside if run.name in left_out]
+        others = [run.error for run in inside if run.name not in left_out]
+        cells = [(str(len(some)), f"{mean_size(some):.1%}", f"{worst(some):.1%}") if some else ("0", "", "")
+                 for some in (errors, others)]  # fmt: skip
+        rows.append((section, *cells[0], *cells[1]))
+    heads = "section", "fitted runs", "mean, left out", "worst", "other runs", "mean", "worst"
+    return Table(heads, rows, "Errors by section. Other runs: what had to be assumed could explain any error.")
+
+
+def mean_size(errors: Sequence[float]) -> float:
+    """Return the mean of the errors' absolute values."""
+    return sum(map(abs, errors)) / len(errors)
+
+
+def worst(errors: Sequence[float]) -> float:
+    """Return the largest of them."""
+    return max(map(abs, errors))
 
 
 def main() -> None:
     for group in CONSTANTS:
         print(fits(group), end="\n\n")
+    print(by_section())
 
 
 if __name__ == "__main__":

@@ -11,13 +11,16 @@ for each of the D, it sends (e-1)/e for each of the X. A layer that is whole has
 them, and 1/etp of each.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from course.sizing.hardware import Hardware
 from course.sizing.layer_seconds import PASSES, group_rate, layer_seconds
 from course.sizing.plan import Plan
+from course.sizing.remembered import remembered
 from course.sizing.ring import bus_factor
 from course.sizing.stage_memory import (
     OPTIMIZER_BYTES,
@@ -28,6 +31,7 @@ from course.sizing.stage_memory import (
     stage_activation_bytes,
     stage_kinds,
 )
+from labkit.shape import GPT
 
 
 class Collective(NamedTuple):
@@ -100,6 +104,7 @@ def sharded_memory(plan: Plan, shard_size: int | None = None) -> MemoryEstimate:
     - gradients of a unit exist twice while they are put side by side to be sent, its experts after the rest; and while
       they travel, its neighbour makes its own. Stage 1 adds them all up whole.
     """
+    _check_no_pipeline(plan)
     units, stage = unit_parameters(plan), plan.zero_stage
     of_stage, over = stage_kinds(plan, 0), [_sharing(plan, shard_size, experts)[1] for experts in (False, True)]
     total, shards = sum(of_stage), sum(whole / parts for whole, parts in zip(of_stage, over))
@@ -163,27 +168,11 @@ def sharding(plan: Plan, hardware: Hardware, shard_size: int | None = None) -> S
     all-to-alls, which need the same links. Like `step_time`, it leaves out the time to start a message, so rings of
     hundreds of ranks take longer.
     """
-    total, units, layers = stage_kinds(plan, 0), unit_parameters(plan), _layers(plan)
-    root, ends = (total.dense - sum(each.dense for each in inside) for inside in (units, layers))
+    _check_no_pipeline(plan)
+    total, units = stage_kinds(plan, 0), unit_parameters(plan)
+    root = total.dense - sum(each.dense for each in units)
     of_kinds = [collectives(plan, shard_size, experts) for experts in (False, True)]
-
-    def travel(parameters: Kinds, when: int, first: bool) -> float:
-        """Return the seconds of a field of `Sent`, ``when``, in the first micro-batch or a later one."""
-        sent = [(count, each) for count, of_kind in zip(parameters, of_kinds) for each in of_kind[when]]
-        return sum(count * each.seconds(plan, hardware) for count, each in sent if first or each.times > 1)
-
-    computing = [layer_seconds(plan, hardware, layer.experts > 0) for layer in layers]
-    computing = [sum(parts.values()) - parts["expert_parallel"] for parts in computing]
-    forward = [seconds / PASSES[plan.recompute] for seconds in computing]
-    before, after = layers[-1:] + layers[:-1], layers[1:] + layers[:1]
-    waiting, hides = 0.0, True
-    for first, times in ((True, 1), (False, plan.num_micro_batches - 1)):
-        late = [travel(fetched, 0, first) - beside for fetched, beside in zip(after, forward)]
-        both = [travel(fetched, 1, first) + travel(made, 2, first) for fetched, made in zip(before, after)]
-        late += [seconds - (whole - part) for seconds, whole, part in zip(both, computing, forward)]
-        of_ends = [travel(Kinds(dense, 0.0), when, first) for when, dense in enumerate((ends, ends - root, ends))]
-        waiting += times * (sum(of_ends) + sum(max(0.0, seconds) for seconds in late))
-        hides = hides and max(late) <= 0.0
+    waits = waiting(plan, hardware, shard_size)
     again = Kinds(total.dense - root, total.experts)
     sent = [
         (each, each.times * of_all[kind])
@@ -197,9 +186,74 @@ def sharding(plan: Plan, hardware: Hardware, shard_size: int | None = None) -> S
         sum(n * each.sent_bytes for each, n in sent),
         leaving,
         sum(n * each.seconds(plan, hardware) for each, n in sent),
-        waiting,
-        hides,
+        waits.seconds,
+        waits.hides,
     )
+
+
+class Waiting(NamedTuple):
+    """How long a step waits for messages that its layers do not hide, and whether the layers hide all of their own."""
+
+    seconds: float
+    hides: bool
+
+
+def waiting(plan: Plan, hardware: Hardware, shard_size: int | None = None, total: Kinds | None = None) -> Waiting:
+    """Return what `sharding` says of a plan's waiting, of a pipeline's first stage, too.
+
+    `course.sizing.step_time` counts the same for stages 2 and 3. ``total`` is `stage_kinds`, if somebody has it.
+    """
+    total = total or stage_kinds(plan, 0)
+    kinds = [layer_parameters(plan, has_experts) for has_experts in (False, True)]
+    num_layers, moe = plan.layers_of_rank(0), plan.num_moe_layers(0)
+    alike = {(moe > 0,) * 3: num_layers}
+    neighbours = alike if moe in (0, num_layers) else _neighbours(plan.model, plan.pp_size, num_layers, moe)
+    ends = total.dense - sum(count * kinds[this].dense for (_, this, _), count in neighbours.items())
+    matrices = 0 if plan.model.tied else 2 if plan.pp_size == 1 else 1  # the embedding's and the output's are units
+    root = ends - matrices * plan.vocab_size * plan.model.hidden_size / plan.tp_size
+    m, seconds, hides = plan.num_micro_batches, 0.0, True
+    computing = [_computing_seconds(plan, hardware, each) if (moe if each else moe < num_layers) else 0.0
+                 for each in (False, True)]  # fmt: skip
+    forward = [each / PASSES[plan.recompute] for each in computing]
+    for first, times in ((True, 1), (False, m - 1)) if m > 1 else ((True, 1),):
+        fetch, again, gradients = _seconds_per_parameter(plan, hardware, shard_size, first)
+        for (before, this, after), count in neighbours.items():
+            late = _travel(kinds[after], fetch) - forward[this]
+            both = _travel(kinds[before], again) + _travel(kinds[after], gradients) - (computing[this] - forward[this])
+            seconds += times * count * (max(0.0, late) + max(0.0, both))
+            hides = hides and late <= 0.0 and both <= 0.0
+        seconds += times * (ends * (fetch.dense + gradients.dense) + (ends - root) * again.dense)
+    return Waiting(seconds, hides)
+
+
+def _travel(parameters: Kinds, seconds: Kinds) -> float:
+    return parameters.dense * seconds.dense + parameters.experts * seconds.experts
+
+
+@remembered(
+    "world_size", "tp_size", "cp_size", "pp_size", "ep_size", "expert_tp_size", "zero_stage", "gradient_bytes"
+)  # fmt: skip
+def _seconds_per_parameter(plan: Plan, hardware: Hardware, shard_size: int | None, first: bool) -> list[Kinds]:
+    """Return how long a parameter travels, for each field of `Sent`, in the first micro-batch or in a later one."""
+    of_kinds = [collectives(plan, shard_size, experts) for experts in (False, True)]
+    return [
+        Kinds(*(sum(each.seconds(plan, hardware) for each in ways if first or each.times > 1) for ways in pair))
+        for pair in zip(*of_kinds)
+    ]
+
+
+def _computing_seconds(plan: Plan, hardware: Hardware, has_experts: bool) -> float:
+    parts = layer_seconds(plan, hardware, has_experts)
+    return sum(parts.values()) - parts["expert_parallel"]
+
+
+@lru_cache(maxsize=4096)
+def _neighbours(model: GPT, pp_size: int, num_layers: int, num_moe_layers: int) -> Counter[tuple[bool, bool, bool]]:
+    """Count the first stage's layers by whether the one before, this one and the one after have experts."""
+    found = [model.has_experts(number) for number in range(num_layers)]
+    if pp_size > 1:  # its stages are not told apart here
+        found = [False] * (num_layers - num_moe_layers) + [True] * num_moe_layers
+    return Counter(zip(found[-1:] + found[:-1], found, found[1:] + found[:1]))
 
 
 def unit_parameters(plan: Plan) -> list[Kinds]:
@@ -208,18 +262,18 @@ def unit_parameters(plan: Plan) -> list[Kinds]:
     A unit is a layer, the embedding, or the output matrix. Tied, the last two are in use from start to end: not units.
     """
     words = [] if plan.model.tied else [Kinds(plan.vocab_size * plan.model.hidden_size / plan.tp_size, 0.0)]
-    return [*words, *_layers(plan), *words]
-
-
-def _layers(plan: Plan) -> list[Kinds]:
     kinds = [layer_parameters(plan, has_experts) for has_experts in (False, True)]
-    return [kinds[plan.model.has_experts(number)] for number in range(plan.model.num_layers)]
+    layers = [kinds[plan.model.has_experts(number)] for number in range(plan.model.num_layers)]
+    return [*words, *layers, *words]
+
+
+def _check_no_pipeline(plan: Plan) -> None:
+    if plan.pp_size > 1:
+        raise ValueError(f"pp_size={plan.pp_size}: sharding is modelled without a pipeline, use pp_size=1")
 
 
 def _sharing(plan: Plan, shard_size: int | None, experts: bool) -> tuple[int, int, int]:
     """Return how many ranks have the same parameters, how many of these divide a copy, and how far apart they are."""
-    if plan.pp_size > 1:
-        raise ValueError(f"pp_size={plan.pp_size}: sharding is modelled without a pipeline, use pp_size=1")
     if shard_size is not None:
         plan.layout.check_shard_size(shard_size)
     size, f = plan.dp_cp_size, shard_size or plan.dp_cp_size

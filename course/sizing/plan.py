@@ -4,11 +4,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, Literal, NamedTuple
 
 from course.sizing.folded import UNITS, folded
+from course.sizing.remembered import remembered
 from labkit.fields import check_fields
 from labkit.layout import ParallelLayout
 from labkit.parallel_config import V_SHAPED, ParallelConfig, ScheduleName
@@ -44,12 +45,16 @@ class Plan:
     micro_batch_size: int = 1
     num_chunks: int = 1
     recompute: str = "full"
+    recompute_layers: int | None = None
+    """With recompute="full", the layers of each chunk that are computed again; all if None."""
     sequence_parallel: bool = False
     zero_stage: int = 0
     gradient_bytes: Literal[2, 4] = 4
     """Bytes per gradient: Megatron-LM accumulates in 4, the ZeRO paper counts 2."""
     fused_attention: bool = False
     """A FlashAttention kernel: scores are never stored, and those that the causal mask hides not computed."""
+    fused_mlp: bool = False
+    """A kernel that computes SwiGLU at once and keeps its two inputs only."""
     cp_size: int = 1
     context_parallel: str = "ring"
     """How context ranks compute attention together, in zigzag chunks: "ring", "ulysses" or "all_gather"."""
@@ -95,6 +100,9 @@ class Plan:
         if self.schedule not in (None, *V_SHAPED):
             raise ValueError(f"schedule={self.schedule!r} is unknown: use {either((None, *V_SHAPED))}")
         self.parallel  # noqa: B018  (checks its own fields)
+        if self.recompute_layers is not None and self.recompute != "full":
+            fault = f"recompute_layers={self.recompute_layers} is for whole layers, not recompute={self.recompute!r}"
+            raise ValueError(f"{fault}: use recompute='full'")
         if self.model.num_attention_heads is None:
             raise ValueError(f"{self.model} does not say its num_attention_heads, on which attention's memory depends")
 
@@ -170,6 +178,11 @@ class Plan:
         return self.batch_size // (self.dp_size * self.micro_batch_size)
 
     @property
+    def recomputed_share(self) -> float:
+        """The share of the layers that are computed again, where recompute="full"."""
+        return 1.0 if self.recompute_layers is None else min(1.0, self.recompute_layers / self.layers_per_chunk)
+
+    @property
     def layers_per_chunk(self) -> int:
         """How many layers lie between two messages of the pipeline; if chunks differ, the most."""
         return max(self.stage_layers or [self.model.num_layers // (self.pp_size * self.num_chunks)])
@@ -187,12 +200,12 @@ class Plan:
     @property
     def layers_of_ranks(self) -> Sequence["Layers"]:
         """The layers of each pipeline rank."""
-        return _layers_of_ranks(self.model, self.pp_size, self.num_chunks, self.schedule, self.stage_layers)[0]
+        return _layers_of_ranks(self)[0]
 
     @property
     def ranks_by_layers(self) -> Sequence[Sequence[int]]:
         """The pipeline ranks, those with the same layers together."""
-        return _layers_of_ranks(self.model, self.pp_size, self.num_chunks, self.schedule, self.stage_layers)[1]
+        return _layers_of_ranks(self)[1]
 
     @property
     def loss_rank(self) -> int:
@@ -233,18 +246,17 @@ class Layers(NamedTuple):
     with_experts: int
 
 
-@lru_cache(maxsize=4096)
-def _layers_of_ranks(
-    model: GPT, pp_size: int, num_chunks: int, schedule: str | None, stage_layers: Sequence[int] | None
-) -> tuple[Sequence[Layers], Sequence[Sequence[int]]]:
+@remembered("model", "pp_size", "num_chunks", "schedule", "stage_layers")
+def _layers_of_ranks(plan: Plan) -> tuple[Sequence[Layers], Sequence[Sequence[int]]]:
     """Return the layers of each pipeline rank, and the ranks that have the same."""
-    num_layers, num_stages = model.num_layers, pp_size * num_chunks
-    split = stage_layers or split_layers(num_layers, num_stages)
+    model, pp_size, num_stages = plan.model, plan.pp_size, plan.pp_size * plan.num_chunks
+    num_layers = model.num_layers
+    split = plan.stage_layers or split_layers(num_layers, num_stages)
     ends = [0, *accumulate(split)]
     found = [sum(map(model.has_experts, range(*pair))) if model.num_experts else 0 for pair in pairwise(ends)]
     of_rank, same = [], defaultdict(list)
     for rank in range(pp_size):
-        own = (rank, num_stages - 1 - rank) if schedule else range(rank, num_stages, pp_size)
+        own = (rank, num_stages - 1 - rank) if plan.schedule else range(rank, num_stages, pp_size)
         of_rank.append(Layers(sum(split[stage] for stage in own), sum(found[stage] for stage in own)))
         same[of_rank[-1]].append(rank)
     return of_rank, list(same.values())

@@ -11,18 +11,33 @@ their sources leave open, above all recomputation, decides as much as the consta
 
 import csv
 from collections.abc import Sequence
+from dataclasses import replace
 from pkgutil import get_data
 from typing import Any, NamedTuple
 
 from course.sizing.flops import flops_per_step
 from course.sizing.hardware import DGX_A100, FITTED, Hardware
-from course.sizing.plan import Plan
-from course.sizing.shapes import DEEPSEEK_V3, MIXTRAL_8X22B, QWEN3_30B_A3B
+from course.sizing.plan import Plan, uneven_stages
+from course.sizing.shapes import (
+    DEEPSEEK_V3,
+    GPT_OSS_120B,
+    GROK_1,
+    KIMI_K2,
+    LLAMA_4_MAVERICK,
+    MIXTRAL_8X22B,
+    QWEN3_30B_A3B,
+    QWEN3_235B_A22B,
+)
 from course.sizing.step_seconds import step_time
 from course.table import Table
 from labkit.partition import split_layers
 from labkit.shape import GPT
 
+SECTIONS = "dense bf16", "dense fp8", "long sequences", "Blackwell", "experts"
+SAME_CONSTANTS = {"A100 40GB": "A100", "H100 DeepEP": "H100"}
+SAME_WITH_EXPERTS = dict.fromkeys(("GB200", "GB300"), "GB200 and GB300")
+SAME_WITH_EXPERTS |= dict.fromkeys(("GB200 of 2026", "GB300 of 2026"), "GB200 and GB300 of 2026")
+"""Kinds of GPU whose runs are fitted together."""
 KINDS = FITTED | {"A100 in 2021": DGX_A100}
 """The hardware of each kind of GPU in the tables; the software of 2021 has constants of its own."""
 
@@ -42,8 +57,22 @@ class Run(NamedTuple):
 
     @property
     def group(self) -> str:
-        """Which runs share their constants: those on a kind of GPU, in a precision."""
-        return f"{self.gpu.split()[0]} {self.plan.precision}"
+        """Which runs share their constants: those on one kind of GPU and software, in a precision or with experts."""
+        kind = SAME_CONSTANTS.get(self.gpu, self.gpu)
+        if not self.plan.model.num_experts:
+            return f"{kind} {self.plan.precision}"
+        return f"{SAME_WITH_EXPERTS.get(kind, kind)} experts"
+
+    @property
+    def section(self) -> str:
+        """What is said of its error: one of `SECTIONS`."""
+        if self.plan.model.seq_length >= 32768:
+            return "long sequences"
+        if self.plan.model.num_experts:
+            return "experts"
+        if "B" in self.gpu.split()[0]:
+            return "Blackwell"
+        return f"dense {self.plan.precision}"
 
     @property
     def hardware(self) -> Hardware:
@@ -99,9 +128,13 @@ def read_runs(name: str) -> list[Run]:
 def _run(row: dict[str, str]) -> Run:
     model = MODELS[row["model"].partition(", ")[0]]  # after the comma stands how it was run
     options = _options(row)
+    if seq_length := options.pop("seq_length", None):
+        model = replace(model, seq_length=seq_length)
     num_stages = options["pp_size"] * options["num_chunks"]
     if model.num_layers % num_stages:
-        options["stage_layers"] = split_layers(model.num_layers, num_stages)
+        options["stage_layers"] = uneven_stages(model.num_layers, num_stages) or split_layers(
+            model.num_layers, num_stages
+        )
     plan = Plan(model, **options)
     if row["step_seconds"]:
         seconds = float(row["step_seconds"])
@@ -134,7 +167,16 @@ def _value(text: str) -> Any:
 
 
 MODELS: dict[str, GPT] = {row["model"]: GPT(**_options(row)) for row in read_rows("models.csv")}
-MODELS |= {"Mixtral 8x22B": MIXTRAL_8X22B, "Qwen3-30B-A3B": QWEN3_30B_A3B, "DeepSeek-V3": DEEPSEEK_V3}
+MODELS |= {
+    "Mixtral 8x22B": MIXTRAL_8X22B,
+    "Grok-1 314B": GROK_1,
+    "Qwen3-30B-A3B": QWEN3_30B_A3B,
+    "Qwen3-235B-A22B": QWEN3_235B_A22B,
+    "GPT-OSS 120B": GPT_OSS_120B,
+    "Llama 4 Maverick": LLAMA_4_MAVERICK,
+    "DeepSeek-V3": DEEPSEEK_V3,
+    "Kimi K2": KIMI_K2,
+}
 LLAMA_8B = MODELS["Llama 3.1 8B"]
 LLAMA_70B = MODELS["Llama 3.1 70B"]
 LLAMA_405B = MODELS["Llama 3.1 405B"]

@@ -28,6 +28,7 @@ AXES = (
 )  # fmt: skip
 """What a search decides, in this order."""
 DECIDED = "model", "world_size", "batch_size"
+FOLLOWS = "stage_layers", "recompute_layers"  # what fits them depends on the stages of each candidate
 LETTERS: dict[str, str] = dict(zip(AXES, ("t", "c", "p", "ep", "etp", "v", "schedule", "b", "recompute", "zero")))
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Plan)}
 TOO_LARGE = "the fullest GPU must have the memory that it needs"
@@ -91,8 +92,8 @@ def search(
     lists: dict[str, Sequence[Any]] = {}
     fixed: dict[str, Any] = dict(zip(DECIDED, (model, world_size, batch_size)))
     for name, given in choices.items():
-        if name not in DEFAULTS or name in fixed or name == "stage_layers":
-            known = [name for name in DEFAULTS if name not in (*fixed, "stage_layers")]
+        if name not in DEFAULTS or name in fixed or name in FOLLOWS:
+            known = [name for name in DEFAULTS if name not in (*fixed, *FOLLOWS)]
             raise ValueError(f"{name}={given!r} is not a choice of a search: use {', '.join(known)}")
         several = isinstance(given, Iterable) and not isinstance(given, str)
         if several or name in AXES:
@@ -197,6 +198,7 @@ class Found:
                            for place, name in enumerate(self._axes)}  # fmt: skip
         self._held: dict[tuple[int, int], float] = {}
         self._shared: Shared | None = None
+        self._least = math.inf  # bytes of the candidates that are too large
         self._counts, self.fitting = Counter[str](), list[Candidate]()
         self._list_choices(1)
         self._decide(0)
@@ -214,9 +216,16 @@ class Found:
             ValueError: nothing fits.
         """
         if not self.fitting:
-            rule, count = next(iter(self.reasons.items()))
-            raise ValueError(f"none of {len(self):,} candidates fits: most often, {rule} ({count:,})")
+            raise ValueError(f"none of {len(self):,} candidates fits: {self._reason()}")
         return self.fitting[0]
+
+    def _reason(self) -> str:
+        """Say why nothing fits: memory, if some candidates break no other rule; else the rule that most break."""
+        if count := self.reasons.get(TOO_LARGE):
+            needed = f"the smallest needs {self._least / 1e9:.0f} GB of the {self.limit / 1e9:.0f} to plan with"
+            return f"{count:,} need more memory than there is, {needed}; use more GPUs"
+        rule, count = next(iter(self.reasons.items()))
+        return f"most often, {rule} ({count:,})"
 
     def ask(self, **choice: Any) -> Candidate:
         """Return one of the candidates with what is said about it; a field left out has Plan's default, or its first.
@@ -298,6 +307,7 @@ class Found:
             needed = max(self._states(zero_stage, stage) + activations for stage, activations in kept.items())
             if needed > self.limit:
                 self._counts[TOO_LARGE] += 1
+                self._least = min(self._least, needed)
                 continue
             passes = passes or passes_seconds(plan, self.hardware)
             self._shared = self._shared or shared_parameters(plan, self.hardware)

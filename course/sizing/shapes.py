@@ -23,6 +23,8 @@ class AnyGPT(GPT):
     latent_attention: int | None = None  # weights in its matrices, where q, k and v come from latents (DeepSeek's MLA)
     num_dense_layers: int = 0  # at the start, before those with experts
     most_nodes: int | None = None  # on which the experts of a token are, at most; any if None
+    window: int | None = None  # keys that a query sees, itself included, in layers whose attention has a window
+    full_attention_freq: int | None = None  # every n-th layer has none; if None all have
 
     def __post_init__(self):
         if (heads := self.num_attention_heads) is None:
@@ -35,6 +37,13 @@ class AnyGPT(GPT):
         object.__setattr__(self, "hidden_size", width)
         for name in ("attention_norms", "num_dense_layers"):
             check_size(name, getattr(self, name), least=0)
+        for name in ("window", "full_attention_freq"):
+            if getattr(self, name) is not None:
+                check_size(name, getattr(self, name))
+        if self.full_attention_freq and self.window is None:
+            raise ValueError(
+                f"full_attention_freq={self.full_attention_freq} is for windows of attention: give a window"
+            )
 
     @property
     def query_size(self) -> int:
@@ -93,6 +102,32 @@ def query_size(model: GPT) -> int:
     return model.query_size if isinstance(model, AnyGPT) else model.hidden_size
 
 
+class AttentionLayers(NamedTuple):
+    """Layers whose attention is alike: their share of all, and how many keys a query sees, on average and at most."""
+
+    share: float
+    keys: float
+    most_keys: float
+
+
+def attention_layers(model: GPT) -> list[AttentionLayers]:
+    """Return the kinds of causal attention in a model's layers; the half that the mask hides is not computed.
+
+    >>> attention_layers(GPT_OSS_120B)  # half of its layers have a window of 128 tokens
+    [AttentionLayers(share=0.5, keys=2048.0, most_keys=4096), AttentionLayers(share=0.5, keys=126.0, most_keys=128)]
+    """
+    s = model.seq_length
+    whole = AttentionLayers(1.0, s / 2, s)
+    if not isinstance(model, AnyGPT) or model.window is None or model.window >= s:
+        return [whole]
+    w, every = model.window, model.full_attention_freq
+    windowed = AttentionLayers(1.0, w * (1 - w / (2 * s)), w)  # the first w tokens see fewer
+    if every is None:
+        return [windowed]
+    full = model.num_layers // every / model.num_layers
+    return [whole._replace(share=full), windowed._replace(share=1 - full)]
+
+
 def mla_parameters(h: int, a: int, q_rank: int, kv_rank: int, head: int, rope: int, value: int) -> int:
     """Return the weights in the matrices of multi-head latent attention. Source: arXiv 2412.19437, section 2.1.1.
 
@@ -108,19 +143,40 @@ QWEN3_30B_A3B = AnyGPT(
     48, 2048, 4096, 151936, 32, 4, num_experts=128, top_k=8, moe_ffn_hidden_size=768,
     head_size=128, attention_norms=2 * 128, rotary_base=1e6, **TODAY,
 )  # fmt: skip
+QWEN3_235B_A22B = AnyGPT(
+    94, 4096, 4096, 151936, 64, 4, num_experts=128, top_k=8, moe_ffn_hidden_size=1536,
+    head_size=128, attention_norms=2 * 128, rotary_base=1e6, **TODAY,
+)  # fmt: skip
+GPT_OSS_120B = AnyGPT(
+    36, 2880, 4096, 201088, 64, 8, num_experts=128, top_k=4, moe_ffn_hidden_size=2880,
+    head_size=64, window=128, full_attention_freq=2, rotary_base=150000.0, **TODAY,
+)  # fmt: skip
+LLAMA_4_MAVERICK = GPT(
+    48, 5120, 8192, 202048, 40, 8, 16384, num_experts=128, top_k=1, moe_layer_freq=2, num_shared_experts=1,
+    moe_ffn_hidden_size=8192, router_scores="sigmoid", rotary_base=500000.0, **TODAY,
+)  # fmt: skip
+GROK_1 = GPT(64, 6144, 8192, 131072, 48, 8, 32768, num_experts=8, top_k=2, **TODAY)
 DEEPSEEK_V3 = AnyGPT(
     61, 7168, 4096, 129280, 128, ffn_hidden_size=18432, num_experts=256, top_k=8, num_shared_experts=1,
     moe_ffn_hidden_size=2048, router_scores="sigmoid", num_dense_layers=3, most_nodes=4,
     head_size=(128 + 64 + 128) // 2,  # 192 for keys and 128 for values: as many FLOPs as 160 for both
     attention_norms=1536 + 512, latent_attention=mla_parameters(7168, 128, 1536, 512, 128, 64, 128), **TODAY,
 )  # fmt: skip
-"""Sources: the models' config.json on Hugging Face, for sequences of 4,096 tokens; Mixtral as of v0.3 (v0.1 has 32,000
-words)."""
+KIMI_K2 = AnyGPT(
+    61, 7168, 4096, 163840, 64, ffn_hidden_size=18432, num_experts=384, top_k=8, num_shared_experts=1,
+    moe_ffn_hidden_size=2048, router_scores="sigmoid", num_dense_layers=1,
+    head_size=(128 + 64 + 128) // 2, attention_norms=1536 + 512,
+    latent_attention=mla_parameters(7168, 64, 1536, 512, 128, 64, 128), **TODAY,
+)  # fmt: skip
+"""Sources: the models' config.json on Hugging Face, for sequences of 4,096 tokens, or 8,192; Mixtral as of v0.3 (v0.1
+has 32,000 words); Grok-1 as NVIDIA runs it (github.com/NVIDIA/dgxc-benchmarking at 741c886, grok1_314b.yaml)."""
 
 LEFT_OUT = {
+    "Llama 4 Maverick": "attention within chunks of 8,192 tokens in 3 of 4 layers: here it is whole",
+    "GPT-OSS 120B": "the biases in attention, experts and routers, and the sinks of attention",
     "DeepSeek-V3": (
         "the bias of each router (256 numbers in 58 layers, updated without a gradient) and the module that predicts "
         "the token after next (about 14 billion parameters)"
-    )
+    ),
 }
 """What these counts do not have, by model."""

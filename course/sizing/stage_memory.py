@@ -7,7 +7,7 @@ float32 copy and two moments). Source: arXiv 1910.02054, section 3.1. An activat
 
 from typing import Any, NamedTuple
 
-from course.sizing.experts import KEPT_OF_HIDDEN, kept_bytes_per_token
+from course.sizing.experts import hidden_bytes, kept_bytes_per_token
 from course.sizing.folded import folded
 from course.sizing.plan import Plan
 from course.sizing.remembered import remembered
@@ -61,6 +61,8 @@ def activation_bytes_per_layer(
     recompute: str = "none",
     cp_size: int = 1,
     fused_attention: bool = False,
+    fused_mlp: bool = False,
+    precision: str = "bf16",
     expert_tp_size: int | None = None,
 ) -> float:
     """Return the bytes that one transformer layer keeps of one micro-batch.
@@ -74,8 +76,9 @@ def activation_bytes_per_layer(
     Context parallelism: s/c tokens instead of s (each sees s keys). Fused attention keeps 4 bytes for each token and
     head, its log-sum-exp, instead of 5s: softmax, its dropout and the mask. The 24 are q, k, v and the output, 8, and
     what the MLP keeps of its 4h hidden units, 16: the GeLU's input and output. Query groups make k and v smaller.
-    SwiGLU keeps 4 numbers for each hidden unit: gate, SiLU(gate), the other factor and the product, as torch does
-    without a fused kernel. The 10 are the inputs of two norms and two linear layers, and two dropout masks of 1 byte.
+    SwiGLU keeps 4 numbers for each hidden unit: gate, SiLU(gate), the other factor and the product; a fused kernel
+    computes SiLU again. In fp8, the inputs of linear layers take 1 byte, but the attention's output is kept in 16 bits,
+    too. The 10 are the inputs of two norms and two linear layers, and two dropout masks of 1 byte.
     Latent attention also keeps its latents, before their norms and after: all ranks have them whole.
     With ``expert_tp_size`` the layer has experts, which all get as many tokens (`kept_bytes_per_token`).
 
@@ -87,25 +90,32 @@ def activation_bytes_per_layer(
         return 2.0 * tokens * h / of_tokens
     assert model.num_attention_heads is not None
     of_a_head = 4 if fused_attention else 5 * model.seq_length if recompute == "none" else 0
-    mlp, linear_inputs = KEPT_OF_HIDDEN[model.mlp] * model.mlp_width, 2
+    input_bytes, linear_inputs = 1 if precision == "fp8" else 2, 2
+    mlp = hidden_bytes(model, fused_mlp, input_bytes) * model.mlp_width
     if expert_tp_size is not None:
-        mlp = KEPT_OF_HIDDEN[model.mlp] * model.num_shared_experts * model.expert_width
+        mlp = hidden_bytes(model, fused_mlp, input_bytes) * model.num_shared_experts * model.expert_width
         linear_inputs = 2 if model.num_shared_experts else 1
     latents = 2 * 2 * model.attention_norms if isinstance(model, AnyGPT) and model.latent_attention else 0
-    divided_by_heads = 2 * (2 * query_size(model) + 2 * model.kv_size + mlp) + of_a_head * model.num_attention_heads
+    of_attention = 2 * (2 * query_size(model) + 2 * model.kv_size) + (query_size(model) if precision == "fp8" else 0)
+    divided_by_heads = of_attention + mlp + of_a_head * model.num_attention_heads
     if expert_tp_size is not None:
-        divided_by_heads += kept_bytes_per_token(model, expert_tp_size)
-    return tokens * ((6 + 2 * linear_inputs) * h / of_tokens + latents + divided_by_heads / t)
+        divided_by_heads += kept_bytes_per_token(model, expert_tp_size, fused_mlp, input_bytes)
+    return tokens * ((6 + input_bytes * linear_inputs) * h / of_tokens + latents + divided_by_heads / t)
 
 
 @remembered(
     "model", "tp_size", "cp_size", "expert_tp_size", "micro_batch_size", "recompute", "sequence_parallel",
-    "fused_attention",
+    "fused_attention", "fused_mlp", "precision",
 )  # fmt: skip
 def _layer_bytes(plan: Plan, has_experts: bool) -> tuple[float, float]:
     """Return what a layer keeps of a micro-batch, and what it has while backward goes through it."""
     ways: dict[str, Any] = dict(sequence_parallel=plan.sequence_parallel, fused_attention=plan.fused_attention)
-    ways |= dict(cp_size=plan.cp_size, expert_tp_size=plan.etp_size if has_experts else None)
+    ways |= dict(
+        fused_mlp=plan.fused_mlp,
+        precision=plan.precision,
+        cp_size=plan.cp_size,
+        expert_tp_size=plan.etp_size if has_experts else None,
+    )
     model, b, t = plan.model, plan.micro_batch_size, plan.tp_size
     kept = activation_bytes_per_layer(model, b, t, recompute=plan.recompute, **ways)
     return kept, activation_bytes_per_layer(model, b, t, **ways)
@@ -128,10 +138,14 @@ def stage_activation_bytes(plan: Plan, stage: int) -> float:
     Of several chunks that differ in layers, each pass counts as their mean.
     """
     model, t, divided, (layer, largest) = plan.model, plan.tp_size, plan.sequence_parallel, _layer_bytes(plan, False)
+    everything = largest
     if moe_layers := plan.num_moe_layers(stage):  # the mean of all layers, and the larger of both kinds
         share, (kept, whole) = moe_layers / plan.layers_of_rank(stage), _layer_bytes(plan, True)
         layer += share * (kept - layer)
+        everything += share * (whole - everything)
         largest = whole if share == 1 else max(largest, whole)
+    if plan.recompute_layers is not None:  # of each chunk; the others keep everything
+        layer += (1 - plan.recomputed_share) * (everything - layer)
     total = in_flight(plan, stage) * plan.layers_of_rank(stage) / plan.num_chunks * layer
     if plan.recompute == "full":  # while backward goes through a layer, all of its activations are there
         total += largest
@@ -169,6 +183,7 @@ class Kinds(NamedTuple):
     experts: float
 
 
+@remembered("model", "tp_size", "ep_size", "expert_tp_size")
 def layer_parameters(plan: Plan, has_experts: bool = False) -> Kinds:
     """Return a layer's parameters on a GPU: matrices and column biases are divided by t, norms and row biases whole.
 

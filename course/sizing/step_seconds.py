@@ -6,14 +6,15 @@ optimizer. Nothing overlaps but a ring's messages with its blocks, as in the run
 unless the hardware says which share of the messages is `Hidden`, as in the runs of `course.sizing.runs`.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 from course.sizing.flops import flops_per_step
+from course.sizing.fully_sharded import waiting
 from course.sizing.hardware import Hardware
 from course.sizing.layer_seconds import activation_bytes, layer_seconds, link_rate, logits_seconds
 from course.sizing.plan import Plan
-from course.sizing.stage_memory import stage_kinds
+from course.sizing.stage_memory import Kinds, fullest, stage_kinds
 
 ADAM = (4 + 4) + (4 + 4) + 2 * (4 + 4) + 2
 """Bytes that Adam reads and writes for each parameter: gradient, then set to 0; float32 copy; two moments; weight."""
@@ -49,20 +50,46 @@ class StepTime:
     @property
     def flops_per_gpu(self) -> float:
         """The FLOP/s that each GPU does, recomputation included."""
-        plan = self.plan
-        return flops_per_step(plan.model, plan.batch_size, plan.recompute) / (self.total * plan.world_size)
+        return self._flops(self.plan.recompute) / (self.total * self.plan.world_size)
+
+    @property
+    def peak_flops(self) -> float:
+        """The peak of the plan's precision, of which both utilisations are shares."""
+        return self.hardware.peak_of(self.plan.precision)
 
     @property
     def hardware_flops_utilisation(self) -> float:
-        """The share of the peak, counting all FLOPs that are done."""
-        return self.flops_per_gpu / self.hardware.peak_flops
+        """The share of that peak, counting all FLOPs that are done."""
+        return self.flops_per_gpu / self.peak_flops
 
     @property
     def model_flops_utilisation(self) -> float:
-        """The share of the peak, counting only what the model needs: no recomputation."""
-        plan = self.plan
-        needed = flops_per_step(plan.model, plan.batch_size, "none")
-        return needed / (self.total * plan.world_size * self.hardware.peak_flops)
+        """The share of that peak, counting only what the model needs: no recomputation.
+
+        Where fused attention computes only the scores that a query sees, only these count.
+        """
+        return self._flops("none") / (self.total * self.plan.world_size * self.peak_flops)
+
+    @property
+    def memory_bytes(self) -> float:
+        """What the fullest GPU holds."""
+        return fullest(self.plan).total
+
+    @property
+    def fits(self) -> bool:
+        """Whether that is at most what a GPU has: a plan that does not fit has no such step."""
+        return self.memory_bytes <= self.hardware.memory_bytes
+
+    def __str__(self) -> str:
+        """Return the seconds, the utilisation, and whether the plan fits."""
+        precision, peak = self.plan.precision, self.peak_flops / 1e12
+        used = f"{self.model_flops_utilisation:.0%} of the {precision} peak, {peak:.0f} teraFLOP/s"
+        needed = f"{self.memory_bytes / 1e9:.0f} of {self.hardware.memory_bytes / 1e9:.0f} GB"
+        fit = f"needs {needed}" if self.fits else f"DOES NOT FIT: needs {needed}"
+        return f"{self.total:.3g} s a step, {used}; {fit}"
+
+    def _flops(self, recompute: str) -> float:
+        return flops_per_step(self.plan.model, self.plan.batch_size, recompute, self.plan.fused_attention)
 
     def days(self, num_tokens: float) -> float:
         """Return the days that a training run of ``num_tokens`` takes."""
@@ -101,6 +128,10 @@ def _of_a_micro_batch(plan: Plan, hardware: Hardware, rank: int) -> tuple[dict[s
     if share := plan.num_moe_layers(rank) / layers:  # the mean of both kinds
         with_experts = layer_seconds(plan, hardware, True)
         layer = {part: (1 - share) * seconds + share * with_experts[part] for part, seconds in layer.items()}
+    if plan.recompute_layers is not None:
+        share, without = plan.recomputed_share, replace(plan, recompute="none", recompute_layers=None)
+        other, _ = _of_a_micro_batch(without, hardware, rank)
+        layer = {part: share * seconds + (1 - share) * other[part] / layers for part, seconds in layer.items()}
     logits = logits_seconds(plan, hardware) if rank == plan.loss_rank else {}
     return {part: layers * seconds for part, seconds in layer.items()}, logits
 
@@ -144,10 +175,13 @@ def update_seconds(
     rank computes one. Adam reads and writes its states: with ZeRO a rank has 1/(d c) of them, of experts 1/expert_dp.
     """
     shared = shared or shared_parameters(plan, hardware)
-    seconds = gradients_seconds(plan, hardware, shared)
-    if hardware.hidden.data:
-        behind = plan.num_micro_batches if plan.zero_stage > 1 else plan.pp_size if plan.num_chunks > 1 else 1
-        seconds -= hardware.hidden.data * min(seconds, behind * micro_batch)
+    if plan.zero_stage > 1:
+        seconds = waiting(plan, hardware, None, Kinds(shared.dense, shared.experts)).seconds
+    else:
+        seconds = gradients_seconds(plan, hardware, shared)
+        if hardware.hidden.data:
+            behind = plan.pp_size if plan.num_chunks > 1 else 1
+            seconds -= hardware.hidden.data * min(seconds, behind * micro_batch)
     held = shared.dense + shared.experts
     if plan.zero_stage:
         held = shared.dense / plan.dp_cp_size + shared.experts / plan.expert_dp_size

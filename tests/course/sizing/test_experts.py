@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from course.communication import communication_log
-from course.sizing import DGX_H100, Plan, Traffic, flops_per_step, memory, plan_traffic, step_time, step_traffic
+from course.sizing import DGX_H100, FITTED, Plan, Traffic, flops_per_step, memory, plan_traffic, step_time, step_traffic
 from course.sizing.experts import kept_bytes_per_token, nodes_of_a_token
 from course.sizing.fully_sharded import sharded_memory, sharding
 from course.sizing.layer_seconds import expert_seconds, layer_seconds
@@ -179,9 +179,33 @@ def test_tokens_that_go_to_a_node_once_send_less_over_the_network_and_more_insid
     assert each == pytest.approx(2 * 2 * 8 * 56 / 64 * token_bytes / 40e9)
     assert once == pytest.approx(2 * 2 * 3.5 * token_bytes / 40e9)
     fast = replace(DGX_H100, once_to_a_node=True, network_bytes_per_second=1e15)
-    assert expert_seconds(plan, fast) == pytest.approx(2 * 2 * 8 * 7 / 8 * token_bytes / 360e9)  # all of them, inside
+    rows = 64 * (1 - (63 / 64) ** 8)  # GPUs that have some of a token's experts: they get it once
+    assert expert_seconds(plan, fast) == pytest.approx(
+        2 * 2 * rows * 7 / 8 * token_bytes / 360e9
+    )  # all of them, inside
     one_node = replace(plan, ep_size=8)
-    assert expert_seconds(one_node, fast) == expert_seconds(one_node, replace(fast, once_to_a_node=False))
+    rows = 8 * (1 - (7 / 8) ** 8)
+    each = expert_seconds(one_node, replace(fast, once_to_a_node=False))
+    assert expert_seconds(one_node, fast) == pytest.approx(each * rows / 8)
+
+
+def test_small_experts_are_slower_for_as_many_flops():
+    """Their matrices and rows are read for fewer products; and each takes time of its own."""
+    wide = GPT(2, 1024, 4096, 1000, 8, num_experts=8, top_k=1, moe_ffn_hidden_size=4096)
+    narrow = replace(wide, num_experts=32, top_k=4, moe_ffn_hidden_size=1024)  # as many weights, and FLOPs
+    many, few = (layer_seconds(Plan(model, 8, 8, recompute="none"), DGX_H100, True) for model in (narrow, wide))
+    router = 3 * 2 * 4096 * 1024 * (32 - 8) / DGX_H100.product_rate
+    assert many["products"] - few["products"] == pytest.approx(router, rel=1e-6)
+    assert many["memory_bound"] > 1.1 * few["memory_bound"]
+    h100 = FITTED["H100"]
+    overheads = [layer_seconds(Plan(model, 8, 8, recompute="none"), h100, True)["overhead"] for model in (narrow, wide)]
+    assert overheads[0] - overheads[1] == pytest.approx(3 * (32 - 8) * h100.expert_overhead_seconds)
+
+
+def test_messages_that_sort_rows_on_the_way_leave_less_to_do():
+    plan = replace(FOLDED, model=DEEPSEEK_V3, pp_size=1, ep_size=64, world_size=128)
+    slow, fast = (layer_seconds(plan, FITTED[kind], True) for kind in ("H100", "H100 DeepEP"))
+    assert fast["memory_bound"] < 0.8 * slow["memory_bound"] and fast["products"] == slow["products"]
 
 
 def test_a_token_is_on_as_many_nodes_as_chance_has_it():

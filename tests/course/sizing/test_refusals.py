@@ -118,12 +118,16 @@ REFUSED = {
     "search(GPT_3, 64, 64, DGX_A100, recompute=['some'])": "recompute='some' is unknown",
     "search(GPT_3, 64, 64, DGX_A100, cp_sizes=[1])": "cp_sizes=[1] is not a choice of a search: use tp_size",
     "search(GPT_3, 64, 64, DGX_A100, precision='fp8')": "says no fp8_peak_flops",
-    "search(GPT_3, 1, 1, DGX_A100).best": "candidates fits: most often, ",
-    "fitted_constants(rows_of('H100 bf16')[:4], CONSTANTS['H100 bf16'])":
-        "4 runs cannot determine 5 constants: give 5 or more",
+    "search(GPT_3, 1, 1, DGX_A100).best": "need more memory than there is, the smallest needs ",
+    "search(GPT_3, 1, 3, DGX_A100, tp_size=5).best": "candidates fits: most often, ",
+    "FITTED['H300']": "'H300' is not a kind of GPU: use one of H100, ",
+    "fitted_constants(rows_of('H100 bf16')[:2], CONSTANTS['H100 bf16'])":
+        "2 runs cannot determine 3 constants: give 3 or more",
     "fitted(table_1()[:1], DGX_A100)": "1 rows cannot determine",
     # shapes
     "replace(DEEPSEEK_V3, hidden_size=0)": "hidden_size=0 must be at least 1",
+    "replace(DEEPSEEK_V3, full_attention_freq=2)": "full_attention_freq=2 is for windows of attention: give a window",
+    "replace(DEEPSEEK_V3, window=0)": "window=0 must be at least 1",
     "replace(DEEPSEEK_V3, head_size=33)": "leaves an even head size",
 }  # fmt: skip
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from course.sizing import DGX_H100, FITTED, RUNS, Hidden, Plan, fullest, published, step_time
-from course.sizing.fit import CONSTANTS, fits, fitted_constants, left_out_errors, rows_of
-from course.sizing.runs import LLAMA_8B
+from course.sizing import DGX_H100, FITTED, RUNS, Hidden, Plan, fullest, published, search, step_time
+from course.sizing.fit import CONSTANTS, by_section, fits, fitted_constants, left_out_errors, rows_of
+from course.sizing.runs import LLAMA_8B, SECTIONS
 
 BY_NAME = {run.name: run for run in RUNS}
 GROUPS = list(CONSTANTS)
@@ -64,26 +64,38 @@ def test_the_table_has_every_run_with_its_error_as_computed():
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_the_constants_are_the_fit_rounded(group):
-    found, hardware = fitted_constants(rows_of(group), CONSTANTS[group]), FITTED[group.split()[0]]
-    for name, value in found.items():
+    hardware = rows_of(group)[0].hardware
+    for name, value in fitted_constants(rows_of(group), CONSTANTS[group]).items():
         ours = getattr(hardware if hasattr(hardware, name) else hardware.hidden, name)
-        assert ours == pytest.approx(value, abs={"layer_overhead_seconds": 5e-6}.get(name, 0.005)), name
+        assert ours == pytest.approx(value, rel=0.03), name
 
 
-def test_left_out_dense_runs_in_bf16_are_as_near_as_agreed():
-    errors = [abs(error) for group in ("H100 bf16", "A100 bf16") for error in left_out_errors(group)]
-    assert len(errors) == 30
-    assert sum(errors) / len(errors) < 0.045 and max(errors) < 0.13  # agreed: 0.08 and 0.20
-    models = left_out_errors("H100 bf16", lambda run: run.model)
-    assert max(map(abs, models)) < 0.13
+def test_every_run_with_an_error_to_learn_from_is_in_a_group():
+    fitted = [run for run in RUNS if run.fits]
+    assert {run.group for run in fitted} == set(GROUPS)
+    for kind, hardware in FITTED.items():
+        has_rows = any(run.gpu == kind for run in fitted)
+        assert has_rows <= bool(hardware.fitted_to), kind
+
+
+AGREED = {"dense bf16": 0.04, "dense fp8": 0.06, "long sequences": 0.10, "Blackwell": 0.08, "experts": 0.12}
+
+
+def test_left_out_errors_are_as_small_as_agreed_in_each_section():
+    table = by_section()
+    assert [row[0] for row in table.rows] == list(SECTIONS) == list(AGREED)
+    for section, count, mean, largest, *_ in table.rows:
+        assert int(count) >= 16 and float(mean.strip("%")) / 100 <= AGREED[section], section
+        assert float(largest.strip("%")) / 100 <= 0.26, section
+    assert sum(int(row[1]) + int(row[4]) for row in table.rows) == len(RUNS)
 
 
 def test_a_fit_finds_the_constants_that_made_the_times():
-    hidden = Hidden(tensor=0.5, pipeline=0.25, data=0.75)
-    secret = replace(DGX_H100, product_efficiency=0.55, layer_overhead_seconds=3e-4, hidden=hidden)
+    secret = replace(FITTED["H100"], product_efficiency=0.55, layer_overhead_seconds=3e-4)
+    secret = replace(secret, hidden=secret.hidden._replace(tensor=0.5))
     runs = [run._replace(seconds=step_time(run.plan, secret).total) for run in rows_of("H100 bf16")]
     found = fitted_constants(runs, CONSTANTS["H100 bf16"])
-    assert list(found.values()) == pytest.approx([0.55, 3e-4, 0.5, 0.25, 0.75], rel=2e-2)
+    assert list(found.values()) == pytest.approx([0.55, 3e-4, 0.5], rel=2e-2)
 
 
 def test_a_run_s_left_out_error_does_not_depend_on_its_time(monkeypatch):
@@ -108,11 +120,18 @@ def test_what_is_printed_are_these_errors():
 # -- rows to which nothing was fitted -------------------------------------------------------------------------------
 
 
-def test_runs_with_experts_are_near_with_the_constants_of_dense_ones():
-    names = "D36a", "D36b", "D36c", "D36d", "D37a", "D37b", "D37c", "D37d", "D38a", "D38b", "D38c"
-    runs = [BY_NAME[name] for name in names]
-    assert not any(run.fits for run in runs)
-    assert max(abs(run.error) for run in runs) < 0.1
+def test_long_sequences_are_near_with_what_is_published_of_their_kernel():
+    runs = rows_of("H100 FlashAttention-2 fp8")
+    assert [run.plan.model.seq_length // 1024 for run in runs] == [32, 64, 128, 256, 512, 1024]
+    assert not CONSTANTS["H100 FlashAttention-2 fp8"] and max(abs(run.error) for run in runs) < 0.05
+
+
+def test_published_runs_that_fitted_fit():
+    """But for experts, some of which compute parts of layers again, and activations that went to the CPU."""
+    for run in RUNS:
+        share = fullest(run.plan).total / run.hardware.memory_bytes
+        if run.fits and run.section != "experts" and "CPU" not in run.assumed:
+            assert share < 1.07, str(run)
 
 
 # -- orders that come out whatever the constants --------------------------------------------------------------------
@@ -166,3 +185,18 @@ def test_context_parallelism_is_faster_at_128k_and_slower_at_8k(hardware):
     """Long sequences fit only if layers are computed again; short ones gain nothing from smaller pieces."""
     assert fastest(131072, 8, hardware) < fastest(131072, 1, hardware)
     assert fastest(8192, 8, hardware) > fastest(8192, 1, hardware)
+
+
+def test_what_context_parallelism_brings_is_in_the_published_order():
+    """D57 to D59b: 1.03, 1.07, 1.31 and 1.40 times as fast as the best plan without it, which a search finds here.
+
+    A seventh of the memory is left for what is not counted, above all the inputs that tensor ranks gather.
+    """
+    options = dict(fused_attention=True, fused_mlp=True, sequence_parallel=True, gradient_bytes=2, precision="fp8")
+    options |= dict(micro_batch_size=1, zero_stage=1, schedule=None, memory_share=0.85)
+    gains = []
+    for run in rows_of("H100 FlashAttention-2 fp8")[:4]:
+        plan = run.plan
+        found = search(plan.model, plan.world_size, plan.batch_size, run.hardware, cp_size=1, **options)
+        gains.append(found.best.seconds / run.estimate)
+    assert 1 < gains[0] < 1.07 and gains == sorted(gains) and gains[2] > 1.1

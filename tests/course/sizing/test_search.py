@@ -10,6 +10,7 @@ import pytest
 from course.sizing import DGX_A100, FITTED, Candidate, Plan, fullest, search, step_time, table_1
 from course.sizing.folded import count_folded, folded
 from course.sizing.layer_seconds import layer_seconds, logits_seconds
+from course.sizing.runs import LLAMA_8B
 from course.sizing.search import _CHECKS, AXES, DEFAULTS, TOO_LARGE, usual
 from course.sizing.shapes import DEEPSEEK_V3, MIXTRAL_8X22B
 from course.sizing.stage_memory import memory, stage_activation_bytes
@@ -204,7 +205,7 @@ def test_context_parallelism_is_tried_with_fused_attention_and_makes_long_sequen
     best = offered.best.plan
     assert best.cp_size > 1 and alone.best.seconds > 2 * offered.best.seconds
     assert str(offered.best).startswith(f"t={best.tp_size} c={best.cp_size} p={best.pp_size} v=1 b=1 recompute=none")
-    same = offered.ask(tp_size=best.tp_size, cp_size=1, pp_size=best.pp_size)
+    same = offered.ask(tp_size=8, cp_size=1, pp_size=1)
     assert same.rejected and same.rejected.advice.endswith("or cp_size=2")
 
 
@@ -220,3 +221,20 @@ def test_what_was_not_tried_cannot_be_asked(found):
         found.ask(tp_size=11)
     with pytest.raises(ValueError, match="gradient_bytes was not searched"):
         found.ask(gradient_bytes=4)
+
+
+def test_where_memory_is_the_reason_a_refusal_names_it():
+    """A million tokens on 8 GPUs: most candidates break another rule, but those that break none are too large."""
+    model = replace(LLAMA_8B, seq_length=2**20)
+    found = search(model, 8, 8, H100, fused_attention=True, sequence_parallel=True, gradient_bytes=2)
+    assert next(iter(found.reasons)) != TOO_LARGE and not found.fitting
+    count = f"{found.reasons[TOO_LARGE]:,}"
+    says = f"{count} need more memory than there is, the smallest needs (.*) GB of the 72 to plan with"
+    with pytest.raises(ValueError, match=says) as error:
+        found.best  # noqa: B018
+    least = float(re.search(says, str(error.value))[1])
+    ways = [found.ask(tp_size=8, recompute="full", zero_stage=stage).memory_bytes for stage in (1, 2, 3)]
+    assert 72 < least <= min(ways) / 1e9 + 0.5
+    for name in ("stage_layers", "recompute_layers"):
+        with pytest.raises(ValueError, match="is not a choice of a search"):
+            search(model, 8, 8, H100, **{name: 1})

@@ -9,10 +9,13 @@ import torch
 from course.sizing import (
     DGX_A100,
     DGX_H100,
+    FITTED,
     Hidden,
     Plan,
     attention_messages,
+    flops_per_step,
     fullest,
+    sharding,
     simulate,
     stage_parameters,
     step_time,
@@ -20,7 +23,17 @@ from course.sizing import (
     training_days,
 )  # fmt: skip
 from course.sizing.fully_sharded import collectives
-from course.sizing.layer_seconds import LOSS, SCORES, context_seconds, layer_seconds, link_rate, logits_seconds
+from course.sizing.layer_seconds import (
+    HEADS,
+    LOSS,
+    SCORES,
+    context_seconds,
+    core_seconds,
+    layer_seconds,
+    link_rate,
+    logits_seconds,
+)
+from course.sizing.shapes import AnyGPT, attention_layers
 from course.sizing.step_seconds import ADAM, gradients_seconds, update_seconds
 from labkit.groups import group_of_one
 from labkit.parallel_config import SCHEDULES, V_SHAPED
@@ -94,7 +107,8 @@ def test_bytes_of_a_layer_are_those_of_its_kernels(form):
     moved = layer_seconds(plan, DGX_A100)["memory_bound"] * DGX_A100.memory_rate / 3  # forward is one of 3 passes
     assert kernels.num_bytes == pytest.approx(moved)
     fused = layer_seconds(replace(plan, fused_attention=True), DGX_A100)["memory_bound"] * DGX_A100.memory_rate / 3
-    assert moved - fused == pytest.approx(a * s * s * b * SCORES)
+    laid_out = b * s * (h + 2 * shape.kv_size) * HEADS
+    assert moved - fused == pytest.approx(a * s * s * b * SCORES + laid_out)
 
 
 def test_bytes_of_the_loss_are_those_of_its_kernels():
@@ -208,15 +222,42 @@ LONG = Plan(replace(GPT_3, seq_length=32768), 64, 64, 8, recompute="none", fused
 
 
 def test_fused_attention_computes_the_causal_half_and_its_scores_again():
+    """At the rate that its kernels reach in blocks of this length."""
     s, h = GPT_3.seq_length, GPT_3.hidden_size
+    rate = 312e12 * DGX_A100.attention_efficiency * s / (s + 300)
     for how, passes in (("none", 3), ("full", 4)):
         plan = Plan(GPT_3, 8, 8, 8, recompute=how)
         plain, fused = (layer_seconds(replace(plan, fused_attention=way), DGX_A100) for way in (False, True))
-        less = passes * 4 * s * s * h / 8 - (passes + 0.5) * 2 * s * s * h / 8
-        assert (plain["products"] - fused["products"]) * DGX_A100.product_rate == pytest.approx(less)
+        whole, half = passes * 4 * s * s * h / 8, (passes + 0.5) * 2 * s * s * h / 8
+        assert plain["products"] - fused["products"] == pytest.approx(whole / DGX_A100.product_rate - half / rate)
         assert (plain["memory_bound"] - fused["memory_bound"]) * DGX_A100.memory_rate == pytest.approx(
-            passes * 13 * 96 * s * s / 8
+            passes * (13 * 96 * s * s + HEADS * 3 * s * h) / 8
         )
+
+
+def test_attention_is_slower_in_short_blocks_and_small_heads():
+    """As in the figures of arXiv 2407.08608: half of its rate at 300 tokens, two thirds with heads of 64."""
+    model = AnyGPT(2, 1024, 2**20, 1000, 8, head_size=128)
+    plan = Plan(model, 8, 8, fused_attention=True)
+    one = core_seconds(plan, DGX_H100)
+    assert one == pytest.approx(4 * 2**40 / 2 * 1024 / (DGX_H100.peak_flops * DGX_H100.attention_efficiency), rel=1e-3)
+    short = core_seconds(replace(plan, model=replace(model, seq_length=300)), DGX_H100)
+    assert short / one == pytest.approx(2 * (300 / 2**20) ** 2, rel=1e-3)
+    small = core_seconds(replace(plan, model=replace(model, head_size=64)), DGX_H100)  # half of the FLOPs
+    assert small / one == pytest.approx(0.5 / (2 / 3))
+    ring = core_seconds(replace(plan, cp_size=8), DGX_H100)
+    assert ring * 8 / one == pytest.approx((2**17 + 300) / 2**17, rel=1e-3)
+
+
+def test_a_window_leaves_the_keys_that_are_in_it():
+    model = AnyGPT(4, 1024, 4096, 1000, 8, window=128, full_attention_freq=2)
+    plan = Plan(model, 1, 1, fused_attention=True, recompute="none")
+    pairs = [sum(min(query + 1, most) for query in range(4096)) for most in (4096, 128)]
+    assert [each.keys for each in attention_layers(model)] == [pytest.approx(each / 4096, rel=5e-3) for each in pairs]
+    flops = flops_per_step(model, 1, "none", causal=True), flops_per_step(replace(model, window=4096), 1, "none", True)
+    assert flops[1] - flops[0] == pytest.approx(3 * 4 * 1024 * 2 * (pairs[0] - pairs[1]), rel=1e-2)
+    whole = replace(plan, model=replace(model, window=None, full_attention_freq=None))
+    assert core_seconds(plan, DGX_H100) < 0.7 * core_seconds(whole, DGX_H100)
 
 
 def test_query_groups_and_a_gated_mlp_take_the_flops_of_their_matrices():
@@ -231,8 +272,9 @@ def test_query_groups_and_a_gated_mlp_take_the_flops_of_their_matrices():
 def test_context_ranks_divide_the_work_and_share_the_gradients():
     whole, four = LONG, replace(LONG, cp_size=4)
     one, other = (layer_seconds(plan, DGX_A100) for plan in (whole, four))
-    for part in ("products", "memory_bound", "tensor_parallel"):
+    for part in ("memory_bound", "tensor_parallel"):
         assert other[part] == pytest.approx(one[part] / 4)
+    assert 1 < other["products"] / (one["products"] / 4) < 1.02  # shorter blocks of attention are slower
     assert other["overhead"] == one["overhead"]
     assert (one["context_parallel"], whole.dp_size, four.dp_size) == (0.0, 8, 2)
     assert gradients_seconds(four, DGX_A100) == gradients_seconds(whole, DGX_A100)  # d c = 8 in both
@@ -267,7 +309,8 @@ def seconds_of_a_ring(num_ranks, block, backward_block, kv, gradients):
 def test_what_a_ring_leaves_to_wait_for_is_what_its_events_take(c, gigabytes_per_second):
     plan = replace(LONG, model=replace(LONG.model, seq_length=8192), cp_size=c)
     hardware = replace(DGX_A100, network_bytes_per_second=gigabytes_per_second * 1e9, network_efficiency=1.0)
-    block = 2 * (8192 / c) ** 2 * 12288 / 8 / hardware.product_rate
+    block = core_seconds(plan, hardware) / c
+    assert block == pytest.approx(2 * (8192 / c) ** 2 * 12288 / 8 / (312e12 * 0.6 * 8192 / (8192 + 300 * c)))
     kv = 2 * (8192 / c) * 12288 / 8 * 2 / (gigabytes_per_second * 1e9)
     if gigabytes_per_second > 240:  # a node's own links would be slower
         kv = 2 * (8192 / c) * 12288 / 8 * 2 / 240e9
@@ -321,15 +364,21 @@ def test_a_share_of_each_axis_s_messages_hides():
 
 
 def test_gradients_hide_only_behind_the_work_that_is_there():
-    """Behind one micro-batch, however many there are; with ZeRO-3, whose messages recur, behind all."""
+    """Behind one micro-batch, however many there are; with ZeRO-3, layer by layer (`course.sizing.sharding`)."""
     plan, slow = Plan(GPT_3, 8, 512, 1, 4), replace(DGX_A100, network_bytes_per_second=1e6, node_bytes_per_second=1e6)
     everything = replace(slow, hidden=Hidden(data=1.0))
     layers = 24 * sum(layer_seconds(plan, slow).values())
-    for stage, times in ((0, 1), (3, 256)):
-        each = replace(plan, zero_stage=stage)
-        assert step_time(each, slow).data_parallel == gradients_seconds(each, slow)
-        waits = step_time(each, slow).data_parallel - step_time(each, everything).data_parallel
-        assert waits == pytest.approx(times * layers)
+    assert step_time(plan, slow).data_parallel == gradients_seconds(plan, slow)
+    waits = step_time(plan, slow).data_parallel - step_time(plan, everything).data_parallel
+    assert waits == pytest.approx(layers)
+    for stage in (2, 3):
+        alone = replace(plan, pp_size=1, zero_stage=stage)
+        assert step_time(alone, slow).data_parallel == sharding(alone, slow).waiting_seconds
+    hidden_behind = 256 * layers  # in the pipeline, too
+    third = replace(plan, zero_stage=3)
+    assert step_time(third, slow).data_parallel == pytest.approx(
+        gradients_seconds(third, slow) - hidden_behind, rel=0.01
+    )
 
 
 def test_fp8_speeds_up_linear_layers_and_nothing_else():
@@ -338,8 +387,41 @@ def test_fp8_speeds_up_linear_layers_and_nothing_else():
     slow, fast = (layer_seconds(plan, hardware) for plan in (LONG, fp8))
     linear = 3 * 2 * LONG.model.seq_length * LONG.model.num_matrix_parameters / 8 / hardware.product_rate
     assert slow["products"] - fast["products"] == pytest.approx(linear / 2)
-    assert {**slow, "products": 0} == {**fast, "products": 0}
+    assert fast["tensor_parallel"] == pytest.approx(
+        0.75 * slow["tensor_parallel"]
+    )  # what is gathered has 1 byte a number
+    assert {**slow, "products": 0, "tensor_parallel": 0} == {**fast, "products": 0, "tensor_parallel": 0}
     assert step_time(fp8, hardware).total < step_time(LONG, hardware).total
+
+
+def test_nothing_of_a_tensor_parallel_message_hides_beyond_the_node():
+    model = replace(GPT_3, seq_length=8192)
+    hidden = replace(DGX_H100, hidden=Hidden(tensor=0.9))
+    inside, beyond = Plan(model, 64, 64, 8, recompute="none"), Plan(model, 64, 64, 16, recompute="none")
+    for plan, share in ((inside, 0.1), (beyond, 1.0)):
+        before, after = (layer_seconds(plan, hardware)["tensor_parallel"] for hardware in (DGX_H100, hidden))
+        assert after == pytest.approx(share * before)
+    in_a_rack = replace(FITTED["GB200"], hidden=Hidden(tensor=0.9))
+    assert layer_seconds(beyond, in_a_rack)["tensor_parallel"] < layer_seconds(beyond, hidden)["tensor_parallel"] / 10
+
+
+def test_some_layers_computed_again_lie_between_none_and_all():
+    plan = Plan(GPT_3, 64, 64, 8, 8, recompute="full", fused_attention=True)
+    none, some, full = replace(plan, recompute="none"), replace(plan, recompute_layers=3), plan
+    for of in (lambda each: step_time(each, DGX_H100).total, lambda each: fullest(each).activations):
+        assert of(some) == pytest.approx(of(none) + 3 / 12 * (of(full) - of(none)), rel=0.02)
+    assert step_time(replace(plan, recompute_layers=12), DGX_H100).total == step_time(full, DGX_H100).total
+    with pytest.raises(ValueError, match="recompute_layers=3 is for whole layers, not recompute='none'"):
+        replace(none, recompute_layers=3)
+
+
+def test_a_step_says_its_peak_and_whether_it_fits():
+    plan = Plan(GPT_3, 64, 64, 8, 8, recompute="full", fused_attention=True, precision="fp8")
+    step, small = step_time(plan, FITTED["H100"]), step_time(replace(plan, tp_size=1), FITTED["H100"])
+    assert (step.fits, small.fits) == (True, False)
+    assert "of the fp8 peak, 1979 teraFLOP/s; needs 5" in str(step) and "DOES NOT FIT: needs" in str(small)
+    slow = replace(step, plan=replace(plan, precision="bf16"))
+    assert slow.model_flops_utilisation / step.model_flops_utilisation == pytest.approx(1979 / 989)
 
 
 def test_the_rank_that_takes_longest_sets_the_pace():
