@@ -37,6 +37,7 @@ def _shape(plan: Plan) -> dict[str, object]:
         "--kv-channels": None if _has_latents(plan) else query_size(model) // (model.num_attention_heads or 1),
         "--multi-latent-attention": _has_latents(plan),
         "--qk-layernorm": isinstance(model, AnyGPT) and model.attention_norms > 0,
+        **_window(plan),
         "--seq-length": model.seq_length,
         "--max-position-embeddings": model.seq_length,
         "--position-embedding-type": {"learned": "learned_absolute", "rope": "rope"}[model.positions],
@@ -51,6 +52,14 @@ def _shape(plan: Plan) -> dict[str, object]:
         "--hidden-dropout": "0.0",  # by default it drops a tenth, here and in attention
         "--attention-dropout": "0.0",
     }
+
+
+def _window(plan: Plan) -> dict[str, object]:
+    model = plan.model
+    if not isinstance(model, AnyGPT) or model.window is None:
+        return {}
+    to_the_left = model.window - 1  # of a token itself
+    return {"--window-size": f"{to_the_left},0", "--window-attn-skip-freq": model.full_attention_freq}
 
 
 def _layout(plan: Plan) -> dict[str, object]:
@@ -86,12 +95,12 @@ def _data_parallel(plan: Plan) -> dict[str, object]:
 
 
 def _computing(plan: Plan) -> dict[str, object]:
-    is_full = plan.recompute == "full"
+    is_full, some = plan.recompute == "full", plan.recompute_layers
     fused = "fused" if _has_latents(plan) else "flash"  # FlashAttention wants values as wide as keys
     return {
         "--recompute-granularity": None if plan.recompute == "none" else plan.recompute,
-        "--recompute-method": "uniform" if is_full else None,
-        "--recompute-num-layers": 1 if is_full else None,
+        "--recompute-method": ("block" if some else "uniform") if is_full else None,
+        "--recompute-num-layers": some or 1 if is_full else None,
         "--bf16": True,
         "--fp8-format": "hybrid" if plan.precision == "fp8" else None,
         "--attention-backend": fused if plan.fused_attention else "unfused",
@@ -133,7 +142,7 @@ def _missing(plan: Plan) -> dict[str, bool]:
         "A plan does not say how numbers are scaled for fp8: look at --fp8-recipe (delayed by default).":
             plan.precision == "fp8",
         "Its SwiGLU is fused, and keeps less for backward than planned, unless --no-bias-swiglu-fusion is given.":
-            model.mlp == "swiglu",
+            model.mlp == "swiglu" and not plan.fused_mlp,
         "GELU's approximation by tanh needs biases there.": model.mlp == "gelu_tanh" and not model.bias,
         "A fraction of --rotary-base is cut off.": model.positions == "rope" and model.rotary_base % 1 > 0,
     }  # fmt: skip

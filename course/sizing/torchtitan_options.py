@@ -42,11 +42,13 @@ def torchtitan_options(plan: Plan) -> tuple[dict[str, object], dict[str, bool]]:
     """Return the options of a plan, and sentences about what they do not say, each with whether that is so."""
     name = next((name for name, config in _CONFIGS.items() if _is_shape(config.shape, plan.model)), None)
     config = _CONFIGS[name] if name else None
+    window = getattr(plan.model, "window", None)
     options: dict[str, object] = {"--module": config and config.module, "--config": name}
     options |= _training(plan) | _layout(plan) | (_pipeline(plan) if plan.pp_size > 1 else {})
     options[f"activation-checkpoint:{'full' if plan.recompute == 'full' else 'none'}"] = True  # subcommands come last
     missing = {
         "No --config has this shape: write one, in the config_registry of a module.": config is None,
+        f"Attention must have a window of {window} tokens there (model.attention-window).": not config and bool(window),
         "A plan has no data, learning rate and number of steps: they are those of the config.": True,
         "It cuts the logits into pieces (loss.num-chunks), and attention stays inside a document "
         "(model.attention-mask): both take less than planned.": True,
@@ -136,6 +138,9 @@ def _missing_of_layout(plan: Plan) -> dict[str, bool]:
             plan.schedule is not None and plan.schedule not in _V,
         "Recomputing only attention's core is no activation-checkpoint of its own: fused attention does it anyway.":
             plan.recompute == "selective",
+        "Recomputing some layers of a chunk cannot be said: activation-checkpoint:full is all of them.":
+            plan.recompute_layers is not None,
+        "A fused SwiGLU is an override (override.imports), not an option.": plan.fused_mlp,
         "Attention that is not fused cannot be said (model.attention).": not plan.fused_attention,
         "Float8 is a converter of its config (model.converters), not an option.": plan.precision == "fp8",
         "Gradients are reduced in float32, not in 2 bytes (--training.mixed-precision-reduce).":

@@ -14,7 +14,7 @@ import pytest
 
 from course.sizing import Plan
 from course.sizing.arguments import Arguments, arguments
-from course.sizing.shapes import DEEPSEEK_V3, MIXTRAL_8X22B, QWEN3_30B_A3B, TODAY, query_size
+from course.sizing.shapes import DEEPSEEK_V3, KIMI_K2, MIXTRAL_8X22B, QWEN3_30B_A3B, TODAY, query_size
 from labkit.shape import GPT
 from labtrain.__main__ import read_options
 from labtrain.config import TrainConfig
@@ -41,6 +41,9 @@ PLANS = {
     "heads": Plan(QWEN3_30B_A3B, 16, 64, ep_size=8, zero_stage=2, fused_attention=True),
     "late": Plan(replace(QWEN3_30B_A3B, num_dense_layers=3, num_shared_experts=1, top_k=1), 16, 64, 2, **FUSED),
     "latent": Plan(DEEPSEEK_V3, 2048, 15360, pp_size=16, **LATENT),
+    "window": Plan(replace(QWEN3_30B_A3B, window=128, full_attention_freq=2), 64, 64, ep_size=16, **FUSED),
+    "kimi": Plan(KIMI_K2, 2048, 4096, pp_size=16, **LATENT | {"precision": "bf16"}),
+    "some": Plan(LLAMA_70B, 64, 128, 4, 4, recompute_layers=3, fused_mlp=True, fused_attention=True),
     "folded": Plan(replace(LLAMA, num_layers=80), 64, 128, 4, 8, num_chunks=2, **FOLDED),
     "half": Plan(replace(LLAMA, num_layers=80), 64, 128, 4, 8, num_chunks=2, **FOLDED | {"schedule": "v-half"}),
     "jagged": Plan(replace(GPT_3, num_layers=10, mlp="gelu_tanh"), 8, 8, 1, 4, stage_layers=(1, 3, 4, 2)),
@@ -138,6 +141,7 @@ def meant_of_megatron(plan):
     model, t, c, v = plan.model, plan.tp_size, plan.cp_size, plan.num_chunks
     latent, rope = bool(getattr(model, "latent_attention", None)), model.positions == "rope"
     fsdp, full = plan.zero_stage >= 2, plan.recompute == "full"
+    window, some = getattr(model, "window", None), plan.recompute_layers
     fits = plan.pad_vocab_to or model.vocab_size % (128 * t) == 0
     return meant_of_experts(plan) | {
         "--num-layers": model.num_layers, "--hidden-size": model.hidden_size, "--ffn-hidden-size": model.mlp_width,
@@ -152,7 +156,9 @@ def meant_of_megatron(plan):
         "--swiglu": model.mlp == "swiglu", "--no-bias-gelu-fusion": model.mlp == "gelu",
         "--disable-bias-linear": not model.bias, "--untie-embeddings-and-output-weights": not model.tied,
         "--make-vocab-size-divisible-by": (plan.pad_vocab_to or 128) if fits else NOT_SAID,
-        "--no-bias-swiglu-fusion": NOT_SAID if model.mlp == "swiglu" else False,
+        "--no-bias-swiglu-fusion": NOT_SAID if model.mlp == "swiglu" and not plan.fused_mlp else False,
+        "--window-size": f"{window - 1},0" if window else None,
+        "--window-attn-skip-freq": getattr(model, "full_attention_freq", None),
         "--fp8-format": "hybrid" if plan.precision == "fp8" else None,
         "--grad-reduce-in-bf16": plan.gradient_bytes == 2,
         "--megatron-fsdp-main-grads-dtype": "fp32" if fsdp and plan.gradient_bytes == 4 else "auto",
@@ -166,7 +172,8 @@ def meant_of_megatron(plan):
         "--num-virtual-stages-per-pipeline-rank": v if v > 1 and not plan.stage_layers else None,
         "--pipeline-model-parallel-layout": layout_of_layers(plan.stage_layers),
         "--recompute-granularity": None if plan.recompute == "none" else plan.recompute,
-        "--recompute-method": "uniform" if full else None, "--recompute-num-layers": 1 if full else None,
+        "--recompute-method": ("block" if some else "uniform") if full else None,
+        "--recompute-num-layers": (some or 1) if full else None,
         "--attention-backend": ("fused" if latent else "flash") if plan.fused_attention else "unfused",
         "--overlap-grad-reduce": plan.dp_size * c > 1,
         "--overlap-param-gather": plan.dp_size * c > 1 and plan.zero_stage > 0,
@@ -217,7 +224,9 @@ def meant_of_torchtitan(plan):
         "--parallelism.pipeline-parallel-layers-per-stage": most if p > 1 and NOT_SAID not in less else NOT_SAID,
         "--parallelism.pipeline-parallel-first-stage-less-layers": less[0],
         "--parallelism.pipeline-parallel-last-stage-less-layers": less[1],
-        AC: {"selective": NOT_SAID}.get(plan.recompute, plan.recompute),
+        AC: NOT_SAID if plan.recompute == "selective" or plan.recompute_layers else plan.recompute,
+        "override.imports": NOT_SAID if plan.fused_mlp else None,
+        "model.attention-window": getattr(model, "window", None),
         "model.attention": "flex" if plan.fused_attention else NOT_SAID, "model.norm.eps": model.norm_eps,
         "model.converters": "float8" if plan.precision == "fp8" else None,
         "model.moe.comm-backend": NOT_SAID if getattr(model, "most_nodes", None) else "standard",
