@@ -109,7 +109,9 @@ def _node_size(gpus_per_node: int, world_size: int) -> int:
     return max(size for size in divisors(world_size) if size <= gpus_per_node)
 
 
-DGX_A100 = Hardware("DGX A100 80GB", 312e12, 80e9, 2.039e12, 300e9, 25e9)
+DGX_A100 = Hardware(
+    "DGX A100 80GB", 312e12, 80e9, 2.039e12, 300e9, 25e9, fitted_to="table 1 of arXiv 2104.04473"
+)  # fmt: skip
 """Source: NVIDIA's data sheets of A100 80GB SXM (NVLink 600 GB/s both ways) and DGX A100 (8 x 200 Gb/s for compute)."""
 DGX_H100 = Hardware("DGX H100", 989e12, 80e9, 3.35e12, 450e9, 50e9)
 """Source: NVIDIA's data sheets of H100 SXM (NVLink 900 GB/s both ways) and DGX H100 (8 x 400 Gb/s). Its last five
@@ -130,7 +132,7 @@ _H100 = replace(
     DGX_H100, product_efficiency=0.67, layer_overhead_seconds=200e-6, attention_efficiency=0.53,
     fp8_peak_flops=1979e12, fp8_efficiency=0.56, expert_overhead_seconds=174e-6,
     hidden=Hidden(tensor=0.24, expert=0.45, pipeline=1.0, data=1.0),
-    fitted_to="D1 to D18, D44, D66, D67 and D76; with experts D36 to D41, D46, D62 to D64, D68, D79d and D80f",
+    fitted_to="D1 to D18, D44, D66, D67, D76; with experts D36 to D38c, D40, D41, D46, D62 to D64, D68, D79d, D80f",
 )  # fmt: skip
 _B200 = replace(
     _H100, name="DGX B200", peak_flops=2250e12, fp8_peak_flops=4500e12, memory_bytes=180e9,

@@ -81,12 +81,13 @@ class StepTime:
         return self.memory_bytes <= self.hardware.memory_bytes
 
     def __str__(self) -> str:
-        """Return the seconds, the utilisation, and whether the plan fits."""
+        """Return the seconds, the utilisation, whether the plan fits, and whether anything was fitted to the GPU."""
         precision, peak = self.plan.precision, self.peak_flops / 1e12
         used = f"{self.model_flops_utilisation:.0%} of the {precision} peak, {peak:.0f} teraFLOP/s"
         needed = f"{self.memory_bytes / 1e9:.0f} of {self.hardware.memory_bytes / 1e9:.0f} GB"
         fit = f"needs {needed}" if self.fits else f"DOES NOT FIT: needs {needed}"
-        return f"{self.total:.3g} s a step, {used}; {fit}"
+        unfitted = "" if self.hardware.fitted_to else f"; nothing was fitted to {self.hardware.name}"
+        return f"{self.total:.3g} s a step, {used}; {fit}{unfitted}"
 
     def _flops(self, recompute: str) -> float:
         return flops_per_step(self.plan.model, self.plan.batch_size, recompute, self.plan.fused_attention)

@@ -420,6 +420,7 @@ def test_a_step_says_its_peak_and_whether_it_fits():
     step, small = step_time(plan, FITTED["H100"]), step_time(replace(plan, tp_size=1), FITTED["H100"])
     assert (step.fits, small.fits) == (True, False)
     assert "of the fp8 peak, 1979 teraFLOP/s; needs 5" in str(step) and "DOES NOT FIT: needs" in str(small)
+    assert "nothing was fitted to DGX H200" in str(step_time(plan, FITTED["H200"])) and "fitted" not in str(step)
     slow = replace(step, plan=replace(plan, precision="bf16"))
     assert slow.model_flops_utilisation / step.model_flops_utilisation == pytest.approx(1979 / 989)
 
