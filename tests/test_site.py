@@ -353,7 +353,7 @@ def test_a_page_leads_through_the_book(opened):
     assert page.locator(".bd-sidebar-secondary a[href^='#']").count() > 5
     assert page.locator("a.left-prev, a.right-next").count() == 2
     page.locator("a[href$='symbols.html#symbol-t']").first.click()
-    assert page.locator("#symbol-t").is_visible()
+    page.locator("#symbol-t").wait_for()
 
 
 def test_words_are_found_without_a_server(opened):
