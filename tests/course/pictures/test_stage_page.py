@@ -401,3 +401,19 @@ def test_steps_that_last_longer_are_played_longer_and_heard_only_now_and_then(pa
     assert said[-1][:2] == ["step 3 of 3: at 2", "polite"]
     page.get_by_role("button", name="Back").click()
     assert page.locator("[aria-live=polite]", has_text="step 2 of 3: at 1").count() == 1
+
+
+def test_a_way_that_is_lit_sends_slowly_where_it_leaves_its_node_and_not_for_whom_motion_is_too_much(page):
+    layout = ParallelLayout(16, 2, 4, order="pp-tp-dp")
+    page.set_content(f"<style>{CSS}</style>")
+    page.evaluate(SHOW, [CODE, {"steps": differences([draw_layout(layout, gpus_per_node=8)]), "seconds": 1}])
+    sends = """() => [...document.querySelectorAll("g[data-line].lit > path")].map((path) => {
+        const { animationName, animationDuration } = getComputedStyle(path);
+        return [path.hasAttribute("stroke-dasharray"), animationName, animationDuration];
+    })"""
+    page.locator("[data-same=gpu5]").first.dispatch_event("mouseover")
+    seen = {tuple(each) for each in page.evaluate(sends)}
+    assert seen == {(True, "labkit-send", "1.5s"), (False, "labkit-send", "0.5s")}
+    page.emulate_media(reduced_motion="reduce")
+    assert {name for _, name, _ in page.evaluate(sends)} == {"none"}
+    page.emulate_media(reduced_motion="no-preference")
