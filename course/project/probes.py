@@ -166,8 +166,10 @@ def _vocabulary(scope: dict[str, Any]) -> Seen:
     local, is_elsewhere = scope["local_ids"](ids)
     yield "the mask of local_ids", is_elsewhere
     yield "the rows of local_ids", local
-    if local.min() < 0 or local.max() >= num_rows:
-        return  # a lookup would only say that an index is out of range
+    is_outside = ((local < 0) | (local >= num_rows)).any().int()
+    dist.all_reduce(is_outside, dist.ReduceOp.MAX)
+    if is_outside:
+        return  # on all ranks: a lookup would only say that an index is out of range
     table = _numbers(vocabulary, 3)
     weight = table[first : first + num_rows].clone().requires_grad_()
     with communication_log() as log:
