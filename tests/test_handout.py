@@ -68,7 +68,9 @@ def test_the_answers_are_kept_apart(handout):
 def test_what_is_for_instructors_is_left_out(handout):
     assert {path.name for path in handout.iterdir()} == set(COPIED)
     assert not (handout / "course" / "quiz").exists() and not (handout / "course" / "servers.md").exists()
-    assert [path for path in handout.rglob("*.py") if re.search("exercises|museum|predictions|project", str(path))] == []
+    assert [
+        path for path in handout.rglob("*.py") if re.search("exercises|museum|predictions|project", str(path))
+    ] == []
 
 
 def test_checks_run_and_solutions_are_kept_until_opened(handout):

@@ -43,7 +43,7 @@ will_train()
 class Outcome:
     """What parts did in one case: what each rank saw, or how they ended."""
 
-    seen: list[list[tuple[str, Any]]]
+    seen: list[Any]  # of each rank what its function returned: pairs of what was looked at and what was seen
     ended: str = ""  # "stuck", or the type and text of the error that a rank raised
     report: str = ""
     printed: str = ""
@@ -120,7 +120,7 @@ def outcome(source: str, filename: str, names: list[str], step: int, number: int
 
 def on_ranks(world_size: int, function: Callable, *args) -> Outcome:
     """Run a function of the probes on ranks, and return what happened."""
-    seen: list[list[tuple[str, Any]]] = []
+    seen: list[Any] = []
     ended = report = ""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         try:

@@ -92,18 +92,19 @@ def noted_blocks() -> Iterator[tuple[list, list]]:
     """Note the input's shape of each norm in a block, and when a block runs forward or begins backward."""
     norm_inputs: list[tuple[int, ...]] = []
     work: list[tuple[str, int]] = []
+    inside: set[int] = set()  # the modules of blocks
 
     def before(module: nn.Module, inputs: tuple) -> None:
         if type(module).__name__ == "Block":
-            for norm in module.modules():
-                norm.is_in_block = True
-        if isinstance(module, nn.LayerNorm) and hasattr(module, "is_in_block"):
+            inside.update(map(id, module.modules()))
+        if isinstance(module, nn.LayerNorm) and id(module) in inside:
             norm_inputs.append(tuple(inputs[0].shape))
 
     def after(module: nn.Module, inputs: tuple, output) -> None:
         if type(module).__name__ != "Block" or not isinstance(output, torch.Tensor) or not output.requires_grad:
             return
-        number = block_number(next(param for param in module.parameters() if hasattr(param, "drawn_as")))
+        drawn = [block_number(param) for param in module.parameters()]
+        number = next(number for number in drawn if number is not None)
         work.append(("F", number))
         output.register_hook(lambda grad: work.append(("B", number)))
 
