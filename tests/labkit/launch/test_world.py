@@ -60,11 +60,13 @@ def test_a_functional_collective_that_nobody_waited_for_arrives_complete():
     """Rank 0 returns half a second before rank 1 starts to send."""
 
     def nobody_waits(change):
+        world = dist.group.WORLD
+        assert world is not None
         x = torch.full((2, 3), dist.get_rank() + 1.0)
-        funcol.all_reduce(x, "sum", dist.group.WORLD).sum()  # the first takes a second
+        funcol.all_reduce(x, "sum", world).sum()  # the first takes a second
         dist.barrier()
         time.sleep(0.5 * dist.get_rank())
-        return {"sums": [change(funcol.all_reduce(x, "sum", dist.group.WORLD))]}
+        return {"sums": [change(funcol.all_reduce(x, "sum", world))]}
 
     for change in (lambda x: x, torch.detach, torch.t):
         for result in launch(nobody_waits, change, world_size=2):
