@@ -8,6 +8,7 @@ const NUMBERS = /-?[\d.]+/g;
 const MOST_ZOOM = 32;  // times: the places of marks are rounded to a tenth of a pixel
 const SPEEDS = [0.25, 0.5, 1, 2, 4];
 const SECONDS_A_MOMENT = 0.6, LEAST_SECONDS = 8, MOST_SECONDS = 45;  // a clock that plays: from one start to the next
+const MOST_PALE = 600;  // marks: with more, what is still to come is not pale, which takes a browser too long to paint
 const SILENT = 3000;  // milliseconds in which a clock that plays says nothing to those who hear it
 const ROOM_BESIDE = 1040, LOW = 860;  // pixels: an explorer so wide, in a window so low, has its controls beside its picture
 const MOST_MOVING = 160;  // marks: with more, a browser without a graphics card takes longer to move than to draw them
@@ -172,7 +173,7 @@ function playhead(svg, layers, marks, list, buttons, time) {
       for (const run of said) path += awaitedBy(run, x);
       cut += `M${seen(x)} ${row.top - 3}V${row.bottom + 3}`;
       showState(row, work?.short ?? work?.name ?? "idle", idle ? `idle ${lengthOf(idle)}` : "");
-      if (playing) row.runs.forEach((run) => setFuture(run, run.x > x));
+      if (playing && found.length <= MOST_PALE) row.runs.forEach((run) => setFuture(run, run.x > x));
       const holds = level === undefined ? "" : ` · holds ${level}`;
       return `${row.name}: ${said.map(({ name }) => name).join(", ") || "idle"}${holds}`;
     });
