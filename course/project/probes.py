@@ -219,9 +219,11 @@ def _buckets(scope: dict[str, Any]) -> Seen:
 
 
 def _pipeline(scope: dict[str, Any]) -> Seen:
-    actions = [*scope["one_f_one_b"]()]
-    yield "one_f_one_b()", [f"{kind}{index}" for kind, index in actions]
-    is_different = torch.tensor(int(actions != _our_order(scope)))
+    order = _order(scope)
+    yield "one_f_one_b()", order
+    ours = dict(scope)
+    exec(source_of(ONE_FILE.read_text(), "one_f_one_b"), ours)
+    is_different = torch.tensor(int(order != _order(ours)))
     dist.all_reduce(is_different, dist.ReduceOp.MAX)
     if is_different:
         return  # on all ranks: they would wait for each other
@@ -243,11 +245,8 @@ def _pipeline(scope: dict[str, Any]) -> Seen:
     yield "messages in each call of batch_isend_irecv", batches
 
 
-def _our_order(scope: dict[str, Any]) -> list[tuple[str, int]]:
-    """Return the actions of one_file.py's `one_f_one_b` on this rank."""
-    ours = dict(scope)
-    exec(source_of(ONE_FILE.read_text(), "one_f_one_b"), ours)
-    return ours["one_f_one_b"]()
+def _order(scope: dict[str, Any]) -> list[str]:
+    return [f"{kind}{index}" for kind, index in scope["one_f_one_b"]()]
 
 
 def _training(scope: dict[str, Any]) -> Seen:
