@@ -375,7 +375,8 @@ MISTAKES = [
         "forward_backward",
         "    exchange(done, made, None)\n",
         "",
-        "What the last action has made is never sent: call `exchange` once more after the loop.",
+        "A rank that has returned owes a message: what its last action has made. Call `exchange` once more after the "
+        "loop. If you do, look whether `exchange` also sends after a backward.",
     ),
     Mistake(
         "forward_backward",
