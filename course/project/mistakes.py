@@ -191,6 +191,24 @@ MISTAKES = [
         "y.reshape(batch, seq, -1)",
         "Before you join the heads of a token, bring the sequence before the heads: `transpose(1, 2)`.",
     ),
+    Mistake(
+        "Attention",
+        "q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each [batch, heads / tp, seq, hidden / heads]",
+        "q, k, v = (part.reshape(batch, args.heads // tp, seq, -1) for part in qkv.unbind(2))",
+        "`reshape` to [batch, heads, seq, head size] cuts the numbers in their order, and mixes tokens. Keep the order "
+        "[batch, seq, heads, head size], then swap two dims: `transpose(1, 2)`.",
+    ),
+    Mistake(
+        "Attention",
+        "        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each [batch, heads / tp, seq, hidden / heads]\n"
+        "        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)\n"
+        "        return self.out(y.transpose(1, 2).reshape(batch, seq, -1))",
+        "        q, k, v = (part.reshape(batch, args.heads // tp, seq, -1) for part in qkv.unbind(2))\n"
+        "        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)\n"
+        "        return self.out(y.reshape(batch, seq, -1))",
+        "`reshape` cuts the numbers in their order: it does not swap the heads and the sequence. Use `transpose(1, 2)` "
+        "twice, before the attention and after it.",
+    ),
     # -- step 4
     Mistake(
         "local_ids",
@@ -242,6 +260,26 @@ MISTAKES = [
         ".sum()",
         "The loss is the mean over the tokens.",
     ),
+    Mistake(
+        "vocab_parallel_embedding",
+        "return reduce_from_tp(rows)",
+        "return copy_to_tp(reduce_from_tp(rows))",
+        "The gradient is tp times too large: backward sums over the ranks once more, as that of "
+        "`dist.nn.functional.all_reduce` does. `reduce_from_tp` sums forward only.",
+    ),
+    Mistake(
+        "vocab_parallel_loss",
+        "    total = reduce_from_tp(logits.exp().sum(-1))\n"
+        "    ids, is_elsewhere = local_ids(targets)\n"
+        "    target = logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1).masked_fill(is_elsewhere, 0)\n"
+        "    return (total.log() - reduce_from_tp(target)).mean()",
+        "    total = copy_to_tp(reduce_from_tp(logits.exp().sum(-1)))\n"
+        "    ids, is_elsewhere = local_ids(targets)\n"
+        "    target = logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1).masked_fill(is_elsewhere, 0)\n"
+        "    return (total.log() - copy_to_tp(reduce_from_tp(target))).mean()",
+        "The loss is right, and its gradient tp times too large: backward sums over the ranks, too. Every rank has the "
+        "same loss already. `dist.nn.functional.all_reduce` has such a backward; `reduce_from_tp` has not.",
+    ),
     # -- step 5
     Mistake(
         "Bucket",
@@ -273,6 +311,13 @@ MISTAKES = [
         "self.work = dist.all_reduce(self.grads, group=dp_group, async_op=True)",
         "self.grads /= dp\n            self.work = dist.all_reduce(self.grads, group=dp_group, async_op=True)",
         "You divided by dp. Here the loss is divided already (step 6), so a bucket only adds up.",
+    ),
+    Mistake(
+        "Bucket",
+        "self.work = dist.all_reduce(self.grads, group=dp_group, async_op=True)",
+        "self.work = dist.all_reduce(self.grads, group=dp_group, async_op=True)\n            self.work.wait()",
+        "The sum is right, but backward stands still until it has come. Start the all-reduce in `count` with "
+        "async_op=True, keep the handle that it returns, and call its `wait()` in `finish`.",
     ),
     Mistake(
         "make_buckets",
@@ -330,13 +375,21 @@ MISTAKES = [
         "forward_backward",
         "    exchange(done, made, None)\n",
         "",
-        "What the last action has made is never sent: call `exchange` once more after the loop.",
+        "A rank that has returned owes a message: what its last action has made. Call `exchange` once more after the "
+        "loop. If you do, look whether `exchange` also sends after a backward.",
     ),
     Mistake(
         "forward_backward",
         "loss += y.detach()",
         "loss = y.detach()",
         "You returned the last micro-batch's share of the loss. Add them up.",
+    ),
+    Mistake(
+        "forward_backward",
+        "in_flight.pop(index)",
+        "in_flight.popitem()[1]",
+        'A backward took the micro-batch that came last. ("B", 0) belongs to ("F", 0), the oldest: keep x '
+        "and y of each micro-batch under its number.",
     ),
     # -- step 7
     Mistake(
@@ -376,6 +429,20 @@ MISTAKES = [
         "The root comes last: norms do not add up, their squares do.",
     ),
     Mistake(
+        "grad_norm",
+        "is_copy = has_two_copies and is_last and param is stage.head",
+        "is_copy = not args.untied and is_last and param is stage.head",
+        "With pp = 1 there is only one copy of a tied embedding, and you left it out. Leave out the last stage's only "
+        "where `has_two_copies`.",
+    ),
+    Mistake(
+        "grad_norm",
+        "is_copy = has_two_copies and is_last and param is stage.head",
+        "is_copy = pp > 1 and is_last and param is stage.head",
+        "With --untied 1 the head is a weight of its own, and no other stage counts it. Leave it out only where "
+        "`has_two_copies`.",
+    ),
+    Mistake(
         "train_step",
         "    add_up_copies()\n    norm = grad_norm()",
         "    norm = grad_norm()\n    add_up_copies()",
@@ -392,5 +459,24 @@ MISTAKES = [
         "    dist.all_reduce(loss, group=pp_group)\n",
         "",
         "Only the last stage knows the loss: sum it over `pp_group`, where the others have 0.",
+    ),
+    Mistake(
+        "train_step",
+        ".clamp(max=1)",
+        "",
+        "Clipping never makes a gradient larger: where the norm is below args.clip, the factor is 1. `clamp(max=1)`.",
+    ),
+    Mistake(
+        "train_step",
+        "    for bucket in buckets:\n        bucket.grads.mul_(clip)",
+        "    nn.utils.clip_grad_norm_(stage.parameters(), args.clip)",
+        "The norm is right, and the gradients are not scaled by it: `clip_grad_norm_` takes the norm of this rank's "
+        "gradients alone. Multiply all by args.clip / (norm + 1e-6), at most 1, with the norm of the whole model.",
+    ),
+    Mistake(
+        "train_step",
+        '    for group in optimizer.param_groups:\n        group["lr"] = learning_rate(step)\n    optimizer.step()',
+        '    optimizer.step()\n    for group in optimizer.param_groups:\n        group["lr"] = learning_rate(step)',
+        "The learning rate is set after `optimizer.step()`, so each step takes that of the step before. Set it first.",
     ),
 ]

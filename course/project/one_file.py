@@ -179,7 +179,7 @@ def layer_norm():
 class ColumnParallelLinear(nn.Module):
     """Holds some of the outputs: x [.., inputs] is the same on all ranks, y [.., parts * outputs / tp] is not.
 
-    Query, key and value are three parts: each is cut by itself, so that a rank gets the same heads of all three.
+    Query, key and value are three parts of ``outputs`` each, cut one by one: a rank gets the same heads of all three.
     Forward sends nothing. Backward adds up the gradient of x: one all-reduce of its size.
     """
 
@@ -251,7 +251,7 @@ class Block(nn.Module):
 
 
 def local_ids(ids):
-    """Return where ``ids`` are in this rank's shard of the vocabulary, and which of them are in another's."""
+    """Return where ``ids`` are in this rank's shard of the vocabulary, and a mask: True where one is in another's."""
     ids = ids - tp_rank * (VOCABULARY // tp)
     is_elsewhere = (ids < 0) | (ids >= VOCABULARY // tp)
     return ids.masked_fill(is_elsewhere, 0), is_elsewhere
@@ -341,7 +341,7 @@ class Bucket:
             self.work = dist.all_reduce(self.grads, group=dp_group, async_op=True)
 
     def finish(self):
-        """Wait for the sum."""
+        """Wait for the sum. It is not divided: forward_backward has divided the loss."""
         self.work.wait()
 
 
@@ -404,7 +404,7 @@ def exchange(done, made, to_do):
 
 
 def forward_backward(inputs, targets):
-    """Run one step's micro-batches, [num_micro_batches, micro_batch, seq], and return this rank's part of the loss."""
+    """Run one step's micro-batches, [num_micro_batches, micro_batch, seq]; return this rank's part of the mean loss."""
     loss = torch.zeros((), device=device, dtype=dtype)
     in_flight = {}  # what backward needs of each micro-batch: its input and its output
     done = made = None

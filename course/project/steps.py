@@ -110,9 +110,10 @@ def whose(path: str | Path) -> str:
 
 @dataclass(frozen=True)
 class Training:
-    """What a run under torchrun printed: the loss of each step, and its tokens per second."""
+    """What a run under torchrun printed: loss and norm of each step, and its tokens per second."""
 
     losses: list[float]
+    norms: list[float]
     speeds: list[float]
 
     @property
@@ -122,7 +123,7 @@ class Training:
 
 
 def train(path: str | Path = MINE, world_size: int = 8, show: bool = True, **options) -> Training:
-    """Run a file under torchrun on its own text, with our parts in the place of stubs; return its losses and speeds."""
+    """Run a file under torchrun on its own text, with our parts in the place of stubs; return what it printed."""
     printed = ""
     with tempfile.TemporaryDirectory(prefix="my_megatron_") as folder:
         script = Path(folder) / "my_megatron.py"
@@ -135,7 +136,11 @@ def train(path: str | Path = MINE, world_size: int = 8, show: bool = True, **opt
         except Failed as failed:
             print(failed)
     rows = [line.split() for line in printed.splitlines() if line.startswith("step")]
-    return Training([float(row[3]) for row in rows], [float(row[6].replace(",", "")) for row in rows])
+    return Training(
+        losses=[float(row[3]) for row in rows],
+        norms=[float(row[5]) for row in rows],
+        speeds=[float(row[6].replace(",", "")) for row in rows],
+    )
 
 
 def train_ours(**options) -> Training:

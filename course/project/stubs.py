@@ -69,7 +69,7 @@ class ColumnParallelLinear(nn.Module):
 
     ``weight``: [parts, outputs / tp, inputs], ``bias``: [parts, outputs / tp], both from `parameter`, which takes
     the whole shape and the ``dim`` to cut. Their names are f"{name}.weight" and f"{name}.bias"; the bias starts at 0.
-    Each of the ``parts`` is cut by itself.
+    ``outputs`` counts for one part: there are parts * outputs in all, and each part is cut by itself.
     """
 
     def __init__(self, name: str, inputs: int, outputs: int, parts: int = 1):
@@ -115,7 +115,7 @@ class Attention(nn.Module):
 
 
 def local_ids(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return where ``ids`` are in this rank's shard of the vocabulary, and a mask of those that are in another's.
+    """Return where ``ids`` are in this rank's shard of the vocabulary, and a mask: True where one is in another's.
 
     Rank i holds the rows from i * VOCABULARY / tp on. What is in another shard becomes row 0.
     """
@@ -142,7 +142,8 @@ def vocab_parallel_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Te
 class Bucket:
     """Holds the gradients of some parameters in one tensor, ``grads``, and all-reduces it over ``dp_group``.
 
-    Each ``param.grad`` is a view of ``grads``. A hook (`register_post_accumulate_grad_hook`) calls `count`.
+    Each ``param.grad`` is a view of ``grads``. A hook (`register_post_accumulate_grad_hook`) calls `count`. The
+    all-reduce is a plain sum: `forward_backward` has divided the loss.
     """
 
     def __init__(self, params: list[nn.Parameter]):
@@ -182,8 +183,9 @@ def exchange(done: str | None, made: torch.Tensor | None, to_do: str | None) -> 
     """Send what the action ``done`` has ``made``; receive and return what ``to_do`` needs.
 
     Both are "F", "B" or None. A forward sends to ``next_stage``, a backward to ``previous_stage``, if there is one.
-    All messages of a call go into one `dist.batch_isend_irecv` of `dist.P2POp(way, tensor, peer, pp_group)`; wait for
-    all. `empty_activation` makes what is received into. Return None if nothing is received.
+    All messages of a call go into one `dist.batch_isend_irecv` of `dist.P2POp(way, tensor, peer, pp_group)`, where
+    ``peer`` is a global rank, as ``next_stage`` is; wait for all. `empty_activation` makes what is received into.
+    Return None if nothing is received.
     """
     raise NotImplementedError("step 6: exchange")
 
@@ -193,8 +195,8 @@ def forward_backward(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tenso
 
     ``inputs``, ``targets``: [num_micro_batches, micro_batch, seq]. ``stage(x, targets[i])`` is the loss in the last
     stage, and counts there 1 / (num_micro_batches * dp): a sum over micro-batches and replicas is then the mean. A
-    received x needs `requires_grad_()`; its ``grad`` is what a backward has made. Return the sum of this rank's part of
-    the losses, a tensor on ``device``: 0 in the other stages.
+    received x needs `requires_grad_()`; its ``grad`` is what a backward has made. Return the sum of this rank's
+    losses, divided in the same way, a tensor on ``device``: 0 in the other stages.
     """
     raise NotImplementedError("step 6: forward_backward")
 
@@ -214,8 +216,8 @@ def grad_norm() -> torch.Tensor:
     """Return the norm of the whole model's gradient, the same on all ranks.
 
     Count every number once: of a parameter that is not sharded all tensor ranks have the same gradient, and of a tied
-    embedding the first and the last stage. Sharded ones have ``is_sharded``; those of nn.LayerNorm have no such mark:
-    ask by `getattr`. Then sum over ``tp_group`` and ``pp_group``.
+    embedding the first and the last stage (with pp = 1 there is only one copy of it). Sharded ones have ``is_sharded``;
+    those of nn.LayerNorm have no such mark: ask by `getattr`. Then sum over ``tp_group`` and ``pp_group``.
     """
     raise NotImplementedError("step 7: grad_norm")
 

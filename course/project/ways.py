@@ -171,7 +171,8 @@ WAYS = {
         "sequence_parallel",
         1,
         "the norms of all blocks get seq / tp tokens, no activation is all-reduced over tensor ranks, and losses and "
-        "norms are those of one rank.",
+        "norms are those of one rank. Norms, row biases and positions then get partial gradients, to be added up over "
+        "tp_group. Sums of gradients, and of a few numbers for each token (the loss), may be all-reduced.",
         # With a micro-batch of 1, the positions' gradient would be as large as an activation.
         [(4, {"tp": 4, "micro_batch": 2}), (8, {"tp": 2, "pp": 2, "micro_batch": 2})],
         sequence_fault,

@@ -5,9 +5,10 @@ import sys
 
 import pytest
 
-from course.project.check import TITLES, check
+from course.project.check import TITLES, check, on_ranks
 from course.project.mistakes import MISTAKES
 from course.project.parts import ONE_FILE, steps, to_begin_with, written_in
+from course.project.probes import observe
 from tests.support.sweep import IS_SWEEP
 
 FIRST = {mistake.step: index for index, mistake in reversed([*enumerate(MISTAKES)])}
@@ -50,6 +51,15 @@ def test_a_part_may_use_functions_of_its_own(tmp_path):
     result = check(written(tmp_path, source), 1)
     assert result.status == "raised"
     assert "cannot unpack" in result.text or "not iterable" in result.text
+
+
+def test_a_slow_check_prints_no_notes(monkeypatch, capfd):
+    monkeypatch.delenv("LABKIT_NO_NOTES", raising=False)  # `make test` sets it
+    for name in ("_NOTE_SECONDS", "_NOTE_RUNNING_SECONDS"):
+        monkeypatch.setattr(f"labkit.launch.watchdog.{name}", 0.0)
+    source = "def rank_lists():\n    time.sleep(4)\n    raise EOFError\n"
+    assert on_ranks(2, observe, source, "my_megatron.py", ["rank_lists"], 1, {}).ended.startswith("EOFError")
+    assert "No news" not in "".join(capfd.readouterr())
 
 
 def test_the_command_prints_a_table_and_writes_junit(tmp_path):
