@@ -323,6 +323,8 @@ def test_pages_fit_the_screen_in_both_schemes_and_axe_finds_nothing(opened, sche
 def test_an_explorer_that_wakes_moves_nothing(opened, name, width):
     page = opened(f"/{name}.html", f"({SHIFTS})()", viewport={"width": width, "height": 800})
     place = page.locator("[data-explorer]").first
+    page.wait_for_load_state("load")
+    page.evaluate("() => { window.shifts = 0; }")  # of pictures that came after the text
     place.scroll_into_view_if_needed()
     height = place.bounding_box()["height"]
     wait_until_awake(place)

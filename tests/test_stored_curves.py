@@ -24,10 +24,13 @@ CURVE = re.compile(r"([\d.]+) to ([\d.]+) at step (\d+)")
 
 
 def figures():
-    """The cells that store loss curves, each with its notebook and what the figure says in words."""
+    """The cells that store loss curves, each with its notebook and what the figure says in words.
+
+    In 18, what trains is the reader's own file.
+    """
     for path in NOTEBOOKS:
         for cell in code_cells(read(path)):
-            for output in cell.outputs:
+            for output in cell.outputs if "nbval-skip" not in cell.metadata.get("tags", []) else []:
                 words = output.get("data", {}).get("text/plain", "")
                 if words.startswith("Loss curves"):
                     yield pytest.param(path, cell, words, id=f"{path.stem}-{cell.id}")

@@ -24,6 +24,7 @@ HELLO = "print(launch(lambda: dist.get_rank(), world_size=2))"
 def one_kernel(tmp_path_factory):
     kernel = Kernel(tmp_path_factory.mktemp("kernel"))
     assert "[0, 1]" in kernel.run(HELLO).stdout
+    kernel.run("import os\nos.environ.pop('LABKIT_NO_NOTES', None)")  # `make test` sets it
     kernel.run(f"from labkit.launch import watchdog\nown_pace = watchdog._QUIET_SECONDS\n{QUICK}")
     yield kernel
     kernel.close()
