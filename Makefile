@@ -48,7 +48,8 @@ test: $(DEV)
 	$(BIN)/python tests/support/closing_line.py $(RESULTS) $$((status + $$?))
 
 # What `make test` samples, in full: answers of learners, changed solutions, jobs that stand still, all layouts of
-# course/project/one_file.py; layouts and options of labtrain, every two together; and tests and notebooks on ranks that talk by NCCL's rules (course/nccl_rules.py).
+# course/project/one_file.py, errors of plans on runs left out; layouts and options of labtrain, every two together; and
+# tests and notebooks on ranks that talk by NCCL's rules (course/nccl_rules.py).
 PYTEST_SWEEP = $(BIN)/python -m pytest -n 2 --dist loadfile -o faulthandler_timeout=7200
 sweep: sweep-answers sweep-layouts sweep-nccl
 
@@ -57,7 +58,7 @@ GLOO_ONLY = --deselect "notebooks/08_3d_parallel.ipynb::Cell 54" --deselect "not
 
 sweep-answers sweep-layouts: export SWEEP = 1
 sweep-answers: $(DEV)
-	$(PYTEST_SWEEP) tests/course/exercises tests/course/project
+	$(PYTEST_SWEEP) tests/course/exercises tests/course/project tests/course/sizing/test_runs.py
 
 sweep-layouts: $(DEV)
 	$(PYTEST_SWEEP) tests/labtrain/test_trainer.py tests/labtrain/test_experts.py tests/labkit/expert_parallel/test_layer.py
