@@ -53,8 +53,12 @@ class Outcome:
 
     @property
     def returned(self) -> list[str]:
-        """Return which ranks had returned when the others could not go on: they owe a message."""
-        return re.findall(r"rank ([\d, ]+): has returned", self.report) if self.ended == "stuck" else []
+        """Return which ranks had returned when others waited for a message: they owe it.
+
+        Where ranks wait for each other in collectives, who has returned is a matter of time.
+        """
+        is_owed = self.ended == "stuck" and "recv" in self.report
+        return re.findall(r"rank ([\d, ]+): has returned", self.report) if is_owed else []
 
     def equals(self, other: "Outcome") -> bool:
         """Return whether both saw the same on all ranks, or ended in the same way."""
