@@ -102,7 +102,7 @@ def check(path: str | Path, step: int) -> Result:
         if found.equals(expected):
             continue
         advice = diagnosis(found, names, step, number)
-        where = ", ".join([f"{world_size} ranks", *(f"{name}={value}" for name, value in options.items())])
+        where = job_in_words(world_size, options)
         if found.ended:
             status = status_of(found)
             lines = [found.report]
@@ -115,6 +115,15 @@ def check(path: str | Path, step: int) -> Result:
     if left:
         return Result(step, "not attempted", f"  Right so far: {', '.join(names)}. To be written: {', '.join(left)}.")
     return Result(step, "passed")
+
+
+def job_in_words(world_size: int, options: dict[str, Any]) -> str:
+    """Name a job by its size and its options.
+
+    >>> job_in_words(4, {"tp": 2})
+    '4 ranks, tp=2'
+    """
+    return ", ".join([f"{world_size} ranks", *(f"{name}={value}" for name, value in options.items())])
 
 
 def status_of(found: Outcome) -> str:

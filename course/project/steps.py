@@ -5,8 +5,10 @@ What is not written yet is ours, so each step can be done alone, and the file al
 
 import math
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from course.exercises.base import Folded, Verdict, kept_in_handouts, report
 from course.exercises.values import same
@@ -18,6 +20,8 @@ from course.project.torchrun import Failed, torchrun
 from course.table import Table
 
 MINE = Path("my_megatron.py")
+History = list[tuple[float, float]]
+"""Loss and norm of each step, on one rank."""
 HINTS = {
     1: [
         "`torch.arange(world_size).view(pp, dp, tp)` is the grid, and it is there already: `grid`. A group is a line "
@@ -124,10 +128,19 @@ class Training:
 
 def train(path: str | Path = MINE, world_size: int = 8, show: bool = True, **options) -> Training:
     """Run a file under torchrun on its own text, with our parts in the place of stubs; return what it printed."""
+    return _train(filled_in(Path(path).read_text()), world_size, show, options)
+
+
+def train_ours(world_size: int = 8, **options) -> Training:
+    """Run our file in the same way, and show nothing."""
+    return _train(ONE_FILE.read_text(), world_size, False, options)
+
+
+def _train(source: str, world_size: int, show: bool, options: dict[str, object]) -> Training:
     printed = ""
     with tempfile.TemporaryDirectory(prefix="my_megatron_") as folder:
         script = Path(folder) / "my_megatron.py"
-        script.write_text(filled_in(Path(path).read_text()))
+        script.write_text(source)
         try:
             for text in torchrun(script, world_size, {"text": script, **options}):
                 printed += text
@@ -141,14 +154,6 @@ def train(path: str | Path = MINE, world_size: int = 8, show: bool = True, **opt
         norms=[float(row[5]) for row in rows],
         speeds=[float(row[6].replace(",", "")) for row in rows],
     )
-
-
-def train_ours(**options) -> Training:
-    """Run our file in the same way, and show nothing."""
-    with tempfile.TemporaryDirectory(prefix="my_megatron_") as folder:
-        path = Path(folder) / "one_file.py"
-        path.write_text(ONE_FILE.read_text())
-        return train(path, show=False, **options)
 
 
 def plant_faults(path: str | Path = MINE) -> "Planted":
@@ -187,9 +192,25 @@ def parity(source: str) -> str:
     one = on_ranks(1, history, source, "planted.py", {"steps": 3})
     if ended := many.ended or one.ended:
         return ended.splitlines()[0]
-    for step, right in enumerate(one.seen[0]):
-        for rank, seen in enumerate(many.seen):
+    for apart in differences(many.seen, one.seen[0]):
+        return f"differ: {apart.what} of step {apart.step}, rank {apart.rank}"
+    return EQUAL
+
+
+class Difference(NamedTuple):
+    """A loss or a norm of a rank that is not the one of one process."""
+
+    what: str
+    step: int
+    rank: int
+    got: float
+    expected: float
+
+
+def differences(many: list[History], one: History) -> Iterator[Difference]:
+    """Yield where the ranks' losses and norms are not those of one process, the first step first."""
+    for step, right in enumerate(one):
+        for rank, seen in enumerate(many):
             for what, got, expected in zip(("loss", "norm"), seen[step], right):
                 if not same(got, expected):
-                    return f"differ: {what} of step {step}, rank {rank}"
-    return EQUAL
+                    yield Difference(what, step, rank, got, expected)

@@ -12,11 +12,10 @@ from typing import Any
 
 from course.exercises.base import Verdict, indent
 from course.exercises.feedback import give_feedback
-from course.exercises.values import same
-from course.project.check import on_ranks, status_of
+from course.project.check import job_in_words, on_ranks, status_of
 from course.project.parts import filled_in
 from course.project.probes import SMALL
-from course.project.steps import MINE
+from course.project.steps import MINE, differences
 from course.project.watch import NUM_STEPS, Facts, has_option, watch
 
 Options = dict[str, Any]
@@ -41,7 +40,7 @@ class Way:
             text = f"not attempted yet. Add {self.option!r} to `options`, with a default that changes nothing."
             return Verdict("not attempted", f"{text}\n{indent(asked)}")
         for world_size, options in self.jobs:
-            where = ", ".join([f"{world_size} ranks", *(f"{name}={value}" for name, value in options.items())])
+            where = job_in_words(world_size, options)
             many = on_ranks(world_size, watch, source, str(path), options | {self.option: self.value})
             one = on_ranks(1, watch, source, str(path), without_split(options) | {self.option: self.on_one_rank})
             if many.ended or one.ended:
@@ -65,11 +64,8 @@ def without_split(options: Options) -> Options:
 
 def not_equal(many: list[Facts], one: Facts) -> str | None:
     """Compare losses and norms."""
-    for step, right in enumerate(one.history):
-        for rank, facts in enumerate(many):
-            for what, got, expected in zip(("loss", "norm"), facts.history[step], right):
-                if not same(got, expected):
-                    return f"the {what} of step {step} is {got:.8g} on rank {rank}, and on one rank {expected:.8g}"
+    for what, step, rank, got, expected in differences([facts.history for facts in many], one.history):
+        return f"the {what} of step {step} is {got:.8g} on rank {rank}, and on one rank {expected:.8g}"
     return None
 
 

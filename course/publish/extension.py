@@ -2,7 +2,7 @@
 
 And what a docstring draws, or shows as code, stays as it is drawn: it is indented, as in Markdown.
 
-Sphinx loads it by its name; see book.py.
+Sphinx loads it by its name; see pages.py.
 """
 
 import re

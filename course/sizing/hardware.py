@@ -118,7 +118,7 @@ DGX_H100 = Hardware("DGX H100", 989e12, 80e9, 3.35e12, 450e9, 50e9)
 numbers are those of the A100; no training step on an H100 was used to check them."""
 
 
-class Kinds(dict[str, Hardware]):
+class HardwareByName(dict[str, Hardware]):
     """Kinds of GPU by name; an unknown name is a ValueError that lists them."""
 
     def __missing__(self, name: str) -> Hardware:
@@ -152,7 +152,7 @@ _GB300 = replace(
 )  # fmt: skip
 _OF_2026: dict = dict(expert_overhead_seconds=0.0, hidden=_H100.hidden._replace(expert=0.72))
 _FLASH_2 = 0.33
-FITTED = Kinds({
+FITTED = HardwareByName({
     "H100": _H100,
     "H100 DeepEP": replace(_H100, name="DGX H100 with DeepEP", once_to_a_node=True),
     "H100 FlashAttention-2": replace(

@@ -33,6 +33,7 @@ def how_sure(plan: Plan, hardware: Hardware) -> str:
     if not found:
         return "perhaps 30% off: no run like this one was published"
     stated = [run for run in found if run.fits]
-    largest = max(abs(run.error) for run in stated or found)
-    several = "1 run" if len(stated or found) == 1 else f"{len(stated or found)} runs"
+    counted = stated or found
+    largest = max(abs(run.error) for run in counted)
+    several = "1 run" if len(counted) == 1 else f"{len(counted)} runs"
     return f"within {largest:.0%}: {several} like this one" + ("" if stated else ", of which something was guessed")
