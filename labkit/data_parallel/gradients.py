@@ -7,12 +7,14 @@ Source: Li et al., "PyTorch Distributed", VLDB 2020 (arXiv 2006.15704), section 
 """
 
 import math
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from labkit.data_parallel.replicas import (
     DataParallelBase,
@@ -81,7 +83,7 @@ class DataParallel(DataParallelBase):
     Raises:
         ValueError: on every rank, if the replicas' parameters or buffers differ in names, shapes or
             types, or if the module has such a wrapper. In forward, if a parameter is in no bucket.
-            In ``backward(create_graph=True)``.
+            In ``backward(create_graph=True)``, and in backward if the wrapper is gone.
     """
 
     def __init__(
@@ -117,7 +119,9 @@ class DataParallel(DataParallelBase):
     def forward(self, *args, **kwargs):
         self._check_buckets_have_all()
         self._discard_failed_backward()
-        return self.module(*args, **kwargs)
+        outputs = self.module(*args, **kwargs)
+        _refuse_backward_without(self, outputs)
+        return outputs
 
     def _check_buckets_have_all(self) -> None:
         modules = [self.module]
@@ -199,6 +203,22 @@ def _refuse_second_wrapper(module: nn.Module) -> None:
             raise ValueError(
                 f"a DataParallel already averages {name}: use that wrapper, or delete it first"
             )
+
+
+def _refuse_backward_without(wrapper: DataParallel, outputs: Any) -> None:
+    """Let backward from these outputs raise a ValueError if the wrapper is gone: nothing would
+    average the gradients. ``DataParallel(module, group)(x)`` keeps no reference to it.
+    """
+    reference = weakref.ref(wrapper)
+
+    def check(gradient: torch.Tensor) -> None:
+        if reference() is None:
+            fault = "the DataParallel that made this output was deleted before backward"
+            raise ValueError(f"{fault}: give the wrapper a name, and call that")
+
+    for output in tree_leaves(outputs):
+        if isinstance(output, torch.Tensor) and output.requires_grad:
+            output.register_hook(check)
 
 
 class _Bucket:

@@ -8,7 +8,7 @@ from torch import nn
 from labkit.data_parallel import DataParallel
 from labkit.groups import init_groups
 from labkit.layout import ParallelLayout
-from tests.labkit.data_parallel.conftest import WIDTH, linear, world
+from tests.labkit.data_parallel.conftest import ROWS, WIDTH, linear, loss_of, world
 
 
 class WithBuffers(nn.Module):
@@ -123,3 +123,16 @@ def test_ranks_of_a_smaller_group_are_named_by_their_number_in_the_world(on_rank
     assert texts[0] == texts[2] == None  # noqa: E711
     assert texts[1] == texts[3]
     assert "is 0.weight [4, 6] float64 on ranks [1], 0.weight [3, 6] float64 on ranks [3]" in texts[1]
+
+
+def refusal_without_a_name():
+    output = DataParallel(linear(), world())(torch.ones(ROWS, WIDTH, dtype=torch.float64))
+    try:
+        loss_of(output).backward()
+    except ValueError as error:
+        return str(error)
+
+
+def test_a_wrapper_that_nobody_kept_is_refused_in_backward(on_ranks):
+    for text in on_ranks(refusal_without_a_name, world_size=2):
+        assert "was deleted before backward: give the wrapper a name" in text
