@@ -7,6 +7,7 @@ import signal
 import threading
 
 import cloudpickle
+import hypothesis
 import pytest
 
 from labkit.launch import watchdog
@@ -21,6 +22,8 @@ def pytest_configure():
         os.sched_setaffinity(0, own)
     if "NCCL_RULES" in os.environ:
         put_under_nccls_rules()
+    hypothesis.settings.register_profile("lab", deadline=None)  # no test fails because the machine is busy
+    hypothesis.settings.load_profile("lab")
     watchdog._QUIET_SECONDS = 0.5  # a deadlock takes 1.5 s less; it is told from slow ranks by more looks, not fewer
 
 
