@@ -17,7 +17,7 @@ from labkit.placement import PlacedParameters, copy_groups_of
 
 def all_reduce_grads(parameters: PlacedParameters, group: dist.ProcessGroup) -> None:
     """Sum over the tensor group the gradients whose placement says ``defer_grad_reduce``, in one
-    message.
+    message. Megatron-LM does this in ``finalize_model_grads``.
 
     With sequence parallelism each rank sees some tokens, so what every rank has unsharded (norms,
     biases of row-parallel layers) gets a part of its gradient on each. Layer by layer, each
@@ -59,8 +59,9 @@ def loss_and_grad_norm(
 ) -> Sums:
     """Return the sum of the ranks' shares of the loss, and the norm of the whole model's gradient.
 
-    Each tensor rank has a loss of its own, all equal if all is right. Of numbers that several ranks
-    have, each counts its part in the norm. Call it when replicas have averaged their gradients.
+    Each tensor rank has a loss of its own, all equal if all is right. A gradient that k ranks have
+    alike counts 1/k on each (in Megatron-LM one of them counts it). Call it when replicas have
+    averaged their gradients.
     All ranks of the world all-reduce t + 2 numbers in float64. Here the host waits for a GPU in
     every step; elsewhere only if a gradient is missing, or experts choose.
     """

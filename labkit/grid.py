@@ -11,6 +11,8 @@ from labkit.sizes import whole_number
 class Grid:
     """Ranks on a grid of named axes. The first axis varies fastest as the rank goes up.
 
+    A rank is the sum of coordinate * stride over the axes: here tp + 2 * dp + 4 * pp.
+
     >>> grid = Grid({"tp": 2, "dp": 2, "pp": 2})
     >>> grid.groups("dp"), grid.coords(6)
     ([[0, 2], [1, 3], [4, 6], [5, 7]], {'tp': 0, 'dp': 1, 'pp': 1})
@@ -26,10 +28,12 @@ class Grid:
             self.world_size *= size
 
     def groups(self, *axes: str) -> list[list[int]]:
-        """Return the groups along one axis, or along several together, sorted; so are their
-        members.
+        """Return the groups along one axis, or along several axes together.
+
+        Each group is in ascending order, and the groups are in the order of their first ranks.
         """
         offsets = self._offsets(self.known(axes))  # of a group's members from its first rank
+        # A group's first rank has coordinate 0 on these axes, and any coordinates on the others.
         first_ranks = self._offsets(self.sizes.keys() - axes)
         return [[first + offset for offset in offsets] for first in first_ranks]
 
@@ -61,8 +65,9 @@ class Grid:
     def _offsets(self, axes: Collection[str]) -> list[int]:
         """Return the ranks, ascending, that rank 0 reaches along these axes."""
         offsets = [0]
-        for axis, stride in self._strides.items():  # fastest first, so that they stay in order
+        for axis, stride in self._strides.items():  # fastest first
             if axis in axes:
+                # One step is longer than all offsets so far, so they stay in order.
                 steps = [stride * index for index in range(self.sizes[axis])]
                 offsets = [step + offset for step in steps for offset in offsets]
         return offsets

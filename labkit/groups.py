@@ -1,4 +1,9 @@
-"""Makes a layout's process groups, once each, in a world that `launch` or torchrun has started."""
+"""Makes a layout's process groups, once each, in a world that `launch` or torchrun has started.
+
+The *world* is all processes of a job; each of them is a *rank*. A *process group* is some of them,
+which take part in the same collectives. A *backend* carries the messages: gloo between CPUs, NCCL
+between GPUs.
+"""
 
 import copyreg
 import os
@@ -17,13 +22,13 @@ AXES_OF_GROUP = {axis: (axis,) for axis in (*AXES, *EXPERT_AXES)}
 AXES_OF_GROUP |= {"dp_cp": ("dp", "cp"), "tp_ep": ("expert_tp", "ep")}
 """The grid axes of each kind of group.
 
-The ranks of a ``dp_cp`` group have copies of the same dense weights, those of a
-``tp_ep`` group all experts of their layers together.
+The ranks of a ``dp_cp`` group all have the same dense weights. The ranks of a ``tp_ep`` group
+together have all experts of their layers.
 """
 _SHARDS = ("shard", "expert_shard")
 _NON_MEMBER: Any = dist.GroupMember.NON_GROUP_MEMBER
 _NAMES = (*AXES_OF_GROUP, "embedding", *_SHARDS, "replicate", "expert_replicate")
-# Kinds that a group's description leaves out if another kind shares the group
+# Not in torch's group_desc, which names a group in reports, if another kind shares the group
 _DERIVED = (*EXPERT_AXES, "dp_cp", "tp_ep", *_SHARDS)
 
 
@@ -32,11 +37,16 @@ class ProcessGroups:
     """The groups of one rank, and its place in the layout.
 
     Each process group has its ranks in the layout's order. Kinds with the same ranks share their
-    groups, and a group of all ranks is the world itself. ``embedding`` joins the first and the last
-    rank of the pipeline; on the ranks between it is ``dist.GroupMember.NON_GROUP_MEMBER``, with
-    which collectives warn and do nothing (None would mean the world). Unless `init_groups` got a
-    ``shard_size``, ``shard`` has the ranks of ``dp_cp``, ``expert_shard`` those of ``expert_dp``,
-    and the replicate groups are None.
+    groups, and a group of all ranks is the world itself.
+
+    The first and the last rank of a pipeline may both have the embedding, if it is tied: they add
+    up its gradients in ``embedding``. On the ranks between it is
+    ``dist.GroupMember.NON_GROUP_MEMBER``, with which collectives warn and do nothing (None would
+    mean the world).
+
+    A ``shard`` group divides one copy of the weights; a ``replicate`` group has the same shard of
+    each copy. Unless `init_groups` got a ``shard_size``, there is one copy: ``shard`` has the ranks
+    of ``dp_cp``, ``expert_shard`` those of ``expert_dp``, and the replicate groups are None.
     """
 
     layout: ParallelLayout
@@ -55,8 +65,9 @@ class ProcessGroups:
     expert_shard: dist.ProcessGroup
     replicate: dist.ProcessGroup | None = None
     expert_replicate: dist.ProcessGroup | None = None
+    # By kind, and whether it leads to a higher rank; with NCCL only
     _channels: dict[tuple[str, bool], dist.ProcessGroup] = field(default_factory=dict)
-    _connected: set[tuple[str, int, int]] = field(default_factory=set)
+    _connected: set[tuple[str, int, int]] = field(default_factory=set)  # kind, sender, receiver
     _mesh: DeviceMesh | None = None
 
     @property
@@ -70,13 +81,15 @@ class ProcessGroups:
         """Return the group for messages of one kind ("forward", "backward") between two ranks of
         the pipeline.
 
-        Gloo has tags to tell messages apart, so it is ``pp``. NCCL has none: each kind and
-        direction has its own communicator, so a receive posted early does not block the others.
+        Sender and receiver are ranks within ``pp``. Gloo tells messages apart by tags, so the
+        channel is ``pp`` itself. NCCL has no tags: each kind and direction has its own process
+        group, in which torch makes a communicator and a stream for each pair of ranks. So a receive
+        posted early does not block the others.
         """
         return self._channels.get((kind, sender < receiver), self.pp)
 
     def connect(self, kind: str, sender: int, receiver: int) -> None:
-        """Connect a channel's two ranks unless they are.
+        """Connect the two ranks of a channel, unless that has been done.
 
         All ranks of the pipeline call this, in the same order.
 
@@ -98,8 +111,8 @@ class ProcessGroups:
 
     @property
     def has_channels(self) -> bool:
-        """Whether messages have channels of their own (NCCL), where each waits until the one before
-        it is received.
+        """Whether messages have channels of their own, as NCCL needs: in a channel, a message waits
+        for the one before.
         """
         return bool(self._channels)
 
@@ -192,16 +205,19 @@ def init_groups(layout: ParallelLayout, shard_size: int | None = None) -> Proces
         )
     has_nccl = "nccl" in dist.get_backend_config()
     made = {}
-    for names, groups in groups_to_make(layout, shard_size, has_nccl).items():
-        named = [name for name in names if name not in _DERIVED] or names
-        is_world = len(groups[0]) == wanted and names[0] not in _SHARDS
-        group = dist.group.WORLD if is_world else _make_groups(named, groups)
-        made |= dict.fromkeys(names, group)
+    for kinds, rank_lists in groups_to_make(layout, shard_size, has_nccl).items():
+        named = [kind for kind in kinds if kind not in _DERIVED] or kinds
+        # A group of all ranks is the world itself. But shards have groups of their own: with NCCL
+        # their collectives run beside those of layers (see groups_to_make).
+        is_world = len(rank_lists[0]) == wanted and kinds[0] not in _SHARDS
+        group = dist.group.WORLD if is_world else _make_groups(named, rank_lists)
+        made |= dict.fromkeys(kinds, group)
     if has_nccl:
-        _use_once([dist.group.WORLD, *made.values()])
+        _connect_now([dist.group.WORLD, *made.values()])
     channels = _make_channels(layout) if has_nccl else {}
     if "gloo" in dist.get_backend_config():
-        # Gloo connects eagerly: if a rank closed now, a peer that is still connecting would fail.
+        # A barrier. Gloo connects eagerly: if a rank closed now, a peer that is still connecting
+        # would fail.
         dist.all_reduce(torch.zeros(1))
     return ProcessGroups(layout, dist.get_rank(), **made, _channels=channels)
 
@@ -211,9 +227,9 @@ def groups_to_make(
 ) -> dict[tuple[str, ...], list[list[int]]]:
     """Return the lists of ranks of all groups, by the kinds that share them.
 
-    NCCL runs the collectives of a group in order. So what runs beside layers, FSDP's gathers and
-    gradients on their way to replicas, gets groups of its own there: no layer or router waits for
-    those.
+    NCCL runs the collectives of a group one after the other. FSDP's all-gathers and reductions run
+    while layers compute, so with NCCL they get groups of their own: no layer or router waits for
+    them.
     """
     kinds = {name: layout.groups(*axes) for name, axes in AXES_OF_GROUP.items()}
     # The first and the last rank of each pipeline, or the only one
@@ -225,13 +241,15 @@ def groups_to_make(
         expert_groups = layout.shard_groups(shard_size, experts=True)
         kinds["expert_shard"], kinds["expert_replicate"] = expert_groups
     separate = {name for name in _SHARDS if has_nccl and len(kinds[name][0]) > 1}
+    # Kinds with the same lists of ranks share one group. Separate kinds share only with each other.
     shared: dict[tuple, list[str]] = {}
-    for name, groups in kinds.items():
-        shared.setdefault((name in separate, *map(tuple, groups)), []).append(name)
+    for name, rank_lists in kinds.items():
+        key = (name in separate, *map(tuple, rank_lists))
+        shared.setdefault(key, []).append(name)
     return {tuple(names): kinds[names[0]] for names in shared.values()}
 
 
-def _make_groups(names: Sequence[str], groups: list[list[int]]) -> dist.ProcessGroup:
+def _make_groups(names: Sequence[str], rank_lists: list[list[int]]) -> dist.ProcessGroup:
     """Make the groups, and return the one that this rank is in, or NON_GROUP_MEMBER; deadlock
     reports show the ``names``.
 
@@ -240,14 +258,14 @@ def _make_groups(names: Sequence[str], groups: list[list[int]]) -> dist.ProcessG
     """
     kind = "/".join(names)
     local_group = _NON_MEMBER
-    for ranks in groups:
+    for ranks in rank_lists:
         group: Any = dist.new_group(ranks, group_desc=f"{kind} {ranks_text(ranks)}")
         if group != _NON_MEMBER:
             local_group = group
     return local_group
 
 
-def _use_once(groups: Sequence[dist.ProcessGroup | None]) -> None:
+def _connect_now(groups: Sequence[dist.ProcessGroup | None]) -> None:
     """Let NCCL connect the ranks of each group now.
 
     All ranks call this, with their groups in the same order.
@@ -266,6 +284,8 @@ def _make_channels(layout: ParallelLayout) -> dict[tuple[str, bool], dist.Proces
     """Make a group for each kind and direction of pipeline messages."""
     if layout.pp_size == 1:
         return {}
+    # Both directions: with several chunks on a rank, activations also go from a higher rank to a
+    # lower one, and gradients the other way.
     keys = [(kind, upwards) for kind in ("forward", "backward") for upwards in (False, True)]
     return {key: _make_groups([f"pp {key[0]}"], layout.groups("pp")) for key in keys}
 

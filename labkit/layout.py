@@ -1,6 +1,10 @@
 """Places ranks in two grids, one for the experts and a dense one for all other layers, and lists
 their groups.
 
+A mixture-of-experts layer has many MLPs, its *experts*, and sends each token to a few of them.
+Ranks may share experts in other groups than they share all other, *dense*, layers: hence two grids.
+Without experts the dense grid is all you need.
+
 Integers only: no torch, no process. Source: the order of groups and of their members, and the
 experts' grid, are Megatron-LM's (arXiv 2104.04473, section 3; ``RankGenerator`` in its
 ``parallel_state.py``).
@@ -23,11 +27,12 @@ from labkit.sizes import (
     ranks_text,
 )
 
-# The axes of the dense grid in Megatron-LM's default order, the fastest first
+# The axes of the dense grid: tensor, context, data and pipeline parallel. Ranks share every layer,
+# every sequence, the batch, the list of layers. In Megatron-LM's default order, the fastest first.
 AXES = ("tp", "cp", "dp", "pp")
-OPTIONAL = {"cp"}  # may be left out of an order, and is not shown, while its size is 1
+OPTIONAL_AXES = {"cp"}  # may be left out of an order, and is not shown, while its size is 1
 EXPERT_AXES = ("expert_tp", "ep", "expert_dp")  # of the expert grid, which also has pp
-# The dense axes that each of them equals by default
+# Without an expert grid of its own, each expert axis stands for these dense axes; ep has size 1.
 AS_DENSE = {"expert_tp": ("tp",), "ep": (), "expert_dp": ("dp", "cp")}
 
 
@@ -73,6 +78,7 @@ class ParallelLayout:
         if self.expert_tp_size is None:
             object.__setattr__(self, "expert_tp_size", self.tp_size)
         for name in ("world_size", "tp_size", "pp_size", "cp_size", "ep_size", "expert_tp_size"):
+            # The class is frozen: it has no other way to normalize a size.
             object.__setattr__(self, name, check_size(name, getattr(self, name)))
         self._check_order()
         n = self.world_size
@@ -81,7 +87,7 @@ class ParallelLayout:
         if n % product:
             fits = either(multiples_near(n, product))
             raise _misfit(sizes, "world_size", n, more_advice=f", or world_size {fits}")
-        if (self.ep_size, self.expert_tp_size) != (1, self.tp_size):
+        if self.has_expert_grid:
             self._check_experts()
 
     @property
@@ -93,6 +99,11 @@ class ParallelLayout:
     def expert_dp_size(self) -> int:
         """How many ranks have copies of the same experts."""
         return self.world_size // (self.expert_tp_size * self.ep_size * self.pp_size)
+
+    @property
+    def has_expert_grid(self) -> bool:
+        """Whether the experts lie in a grid of their own."""
+        return self.ep_size != 1 or self.expert_tp_size != self.tp_size
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
@@ -110,7 +121,7 @@ class ParallelLayout:
         """The grid of the experts, with the same ranks and pipelines; by default the dense grid
         itself.
         """
-        if (self.ep_size, self.expert_tp_size) == (1, self.tp_size):
+        if not self.has_expert_grid:
             return self.dense
         axes = self.order.split("-")
         if "ep" not in axes:
@@ -175,12 +186,13 @@ class ParallelLayout:
     def shard_groups(
         self, shard_size: int, experts: bool = False
     ) -> tuple[list[list[int]], list[list[int]]]:
-        """Return the shard groups of hybrid sharding, and its replicate groups, whose ranks have
-        the same shard.
+        """Return the shard groups of hybrid sharding, and its replicate groups.
 
-        A shard group is ``shard_size`` consecutive members of a dp_cp group, with one copy of the
-        weights. Of ``experts``, an expert_dp group is divided into as many, so that there are as
-        many copies.
+        A shard group holds one copy of the weights, divided among its ranks, and there are several
+        copies. A replicate group joins the ranks that hold the same shard of different copies.
+
+        A shard group is ``shard_size`` consecutive members of a dp_cp group. With ``experts``, each
+        expert_dp group is split into equally many shard groups, so that there are as many copies.
 
         >>> ParallelLayout(8).shard_groups(4)
         ([[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 4], [1, 5], [2, 6], [3, 7]])
@@ -190,22 +202,25 @@ class ParallelLayout:
         self.check_shard_size(shard_size)
         groups = self.groups("expert_dp") if experts else self.groups("dp", "cp")
         num_copies = self.dp_size * self.cp_size // shard_size
-        members = len(groups[0]) // num_copies  # of a shard group
+        ranks_per_copy = len(groups[0]) // num_copies
         shard = []
         replicate = []
         for group in groups:
-            shard += [group[start : start + members] for start in range(0, len(group), members)]
-            replicate += [group[start::members] for start in range(members)]
+            for start in range(0, len(group), ranks_per_copy):
+                shard.append(group[start : start + ranks_per_copy])
+            for start in range(ranks_per_copy):
+                replicate.append(group[start::ranks_per_copy])
         return shard, replicate
 
     def check_shard_size(self, shard_size: int) -> None:
-        """Raise a ValueError unless shard groups of this size divide the replicas, and have room
-        for all experts.
+        """Raise a ValueError unless shard groups of this size divide the replicas, and each copy
+        has whole sets of experts.
         """
         num_replicas = self.dp_size * self.cp_size
         sizes = {"expert_tp": self.expert_tp_size, "ep": self.ep_size}
         expert_size = math.prod(sizes.values())
-        # The ranks that share one copy of the weights must also have room for all experts.
+        # One copy of a stage lies on tp_size * size ranks. It must contain whole sets of experts,
+        # each on expert_tp_size * ep_size ranks.
         fits = [size for size in divisors(num_replicas) if size * self.tp_size % expert_size == 0]
         if num_replicas % check_size("shard_size", shard_size):
             fault = f"shard_size={shard_size} does not divide dp_size * cp_size = {num_replicas}"
@@ -258,11 +273,14 @@ class ParallelLayout:
         return self.dense, names
 
     def _check_order(self) -> None:
+        """Raise a ValueError unless ``order`` names each axis once; ep, and cp of size 1, may be
+        left out.
+        """
         named = self.order.split("-") if isinstance(self.order, str) else []
-        if len(set(named)) != len(named) or OPTIONAL.union(named) - {"ep"} != set(AXES):
+        if len(set(named)) != len(named) or OPTIONAL_AXES.union(named) - {"ep"} != set(AXES):
             rule = "use each of tp, dp, pp (and cp, ep) once, as in 'tp-cp-ep-dp-pp'"
             raise ValueError(f"order={self.order!r} is not an order of the axes: {rule}")
-        for axis in OPTIONAL.difference(named):
+        for axis in OPTIONAL_AXES.difference(named):
             if (size := getattr(self, f"{axis}_size")) > 1:
                 left_out = f"order={self.order!r} leaves out {axis} while {axis}_size={size}"
                 rule = f"order must name {axis} if {axis}_size is above 1"
@@ -275,7 +293,7 @@ class ParallelLayout:
             raise _misfit(sizes, "the expert grid's world_size/pp_size", ranks)
         dense = self.dense.group_of(0, "pp")
         expert = self.expert.group_of(0, "pp")
-        if dense != expert:  # the other pipelines have the same strides
+        if dense != expert:  # one is enough: all pipelines of a grid have the same stride
             fault = f"order={self.order!r} makes pipelines such as {ranks_text(dense)} in the dense"
             fault += f" grid, but {ranks_text(expert)} in the expert grid"
             rule = "both grids must have the same pipelines"
@@ -283,7 +301,7 @@ class ParallelLayout:
 
 
 def _shown_axes(sizes: dict[str, int]) -> dict[str, int]:
-    return {axis: size for axis, size in sizes.items() if size > 1 or axis not in OPTIONAL}
+    return {axis: size for axis, size in sizes.items() if size > 1 or axis not in OPTIONAL_AXES}
 
 
 def _product_text(sizes: dict[str, int]) -> str:

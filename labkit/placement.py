@@ -26,7 +26,7 @@ from labkit.groups import ProcessGroups
 @dataclass(frozen=True)
 class Shard:
     """How one dim is divided among the ranks of a group: by `labkit.partition.chunks_of_rank`,
-    padded at the end.
+    padded at the end. Megatron-LM has ``partition_dim`` and ``partition_stride``.
     """
 
     dim: int
@@ -47,7 +47,8 @@ class FlatShard:
 
 @dataclass(frozen=True)
 class Placement:
-    """How a parameter is sharded and replicated.
+    """How a parameter is sharded and replicated over all groups. (DTensor has one placement for
+    each dim of a mesh.)
 
     By default every data-parallel replica has all of it.
     """

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
 # torch 2.13 renamed the forms that take one tensor, and warns about the older names.
 all_gather_single: Callable = (
@@ -29,11 +29,11 @@ NODES_OUTLIVE_THEIR_GRAPH = torch.__version__ >= "2.13"  # torch compares this a
 LISTENING_KEY = "Fake" if torch.__version__ >= "2.13" else "BackendSelect"
 
 
-def graph_owner(output: torch.Tensor) -> GradientEdge | None:
+def graph_owner(output: GradientEdge) -> GradientEdge | None:
     """Return what keeps all nodes of an output's graph usable while it is held; None where each
     node does so itself.
 
     What nodes have saved is kept as well, and the loss with it: more memory than newer versions
     need.
     """
-    return None if NODES_OUTLIVE_THEIR_GRAPH else get_gradient_edge(output)
+    return None if NODES_OUTLIVE_THEIR_GRAPH else output

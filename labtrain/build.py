@@ -84,8 +84,10 @@ def make_models(
 def wrap(config: TrainConfig, model: ParallelGPT, groups: ProcessGroups) -> DataParallelBase:
     """Return a chunk that averages gradients over replicas, sharded from ZeRO stage 1 on.
 
-    Stage 3 also frees weights after forward. Stage 2 differs from 1 when the pipeline runs: it
-    reduces after each micro-batch. A wrapper of your own derives from `DataParallelBase`.
+    Stage 3 also frees weights after forward. (torchtitan does not, by default, where there is a
+    pipeline: each micro-batch gathers them twice.) Stages 2 and 3 reduce-scatter gradients after
+    each micro-batch: the trainer tells `labkit.pipeline.run`. A wrapper of your own derives from
+    `DataParallelBase`.
 
     Its weights are drawn here, by their names: on one unit after the other, so that a rank never
     holds more than its shards and one whole unit.
@@ -140,7 +142,7 @@ def build(
     models = make_models(config, schedule, groups)
     if config.precision == "bfloat16":
         for parameter in placed_parameters(*models):
-            # The sum over many micro-batches needs more bits than bfloat16
+            # The sum over many micro-batches needs more bits than bfloat16 (Megatron-LM: main_grad)
             parameter.grad_dtype = torch.float32
 
     # 3. Replicas: weights in memory, whole or in shards; gradients averaged while backward runs

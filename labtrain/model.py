@@ -48,9 +48,10 @@ class ParallelGPT(nn.Module):
 
     ``forward(x)`` takes token ids [batch, seq] on the first stage, hidden states on the later ones.
     It returns hidden states, on the last stage logits [batch, seq, V'/t]: this rank's slice of the
-    padded vocabulary. Hidden states are [batch, seq, hidden], with ``sequence_parallel`` this
-    rank's [batch, seq/t, hidden]. With a ``cp_group``, seq is the number of tokens that this rank
-    holds, those of `labkit.context_parallel.positions`.
+    padded vocabulary. Hidden states are [batch, seq, hidden] (Megatron-LM's are
+    [seq, batch, hidden]), with ``sequence_parallel`` this rank's [batch, seq/t, hidden]. With a
+    ``cp_group``, seq is the number of tokens that this rank holds, those of
+    `labkit.context_parallel.positions`.
 
     Args:
         group: the tensor-parallel group; `labkit.groups.group_of_one()` where no world is up.
@@ -66,8 +67,8 @@ class ParallelGPT(nn.Module):
         zigzag: they hold an early and a late chunk each, not consecutive tokens.
         defer_grad_reduce: leave the sums of sequence parallelism to
             `labkit.gradients.all_reduce_grads`.
-        experts: options of each `MoELayer` that the shape does not say; on several ranks, all their
-            ``groups``.
+        experts: options of each `MoELayer` that the shape does not say; with several ranks it must
+            contain ``groups``, this rank's `ProcessGroups`.
         num_micro_batches: how many forwards make a step; the losses of routers are averaged over
             them.
         factory: dtype and device. On "meta", no number is drawn until each module's
@@ -150,12 +151,8 @@ class ParallelGPT(nn.Module):
         return VocabParallelEmbedding(*sizes, self.group, init_method=init, **options)
 
     def _make_input(self, options: dict[str, Any], factory: dict[str, Any], dropout: float) -> None:
-        is_tied_copy = self.is_last and not self.is_first and self.shape.tied and not self._first
-        if self.is_first or is_tied_copy:
+        if self.is_first:
             self.embedding = self._vocab_parallel("embedding", options)
-        if is_tied_copy:  # the first stage, on another rank, has the same weight
-            table = self.embedding.placements
-            table["weight"] = replace(table["weight"], is_tied_copy=True)
         if self.is_first and self.shape.positions == "learned":
             size = (self.shape.seq_length, self.shape.hidden_size)
             self.positions = nn.Parameter(torch.empty(size, **factory))
@@ -168,6 +165,12 @@ class ParallelGPT(nn.Module):
         self.norm = _norm(self.shape, self.group, of_layers)
         if not self.shape.tied:
             self.output = self._vocab_parallel("output", options)
+        elif not self.is_first and not self._first:
+            # The first stage, on another rank, has the same weight. It stands here, after the
+            # layers, because backward computes its gradient first (see `in_buckets`).
+            self.embedding = self._vocab_parallel("embedding", options)
+            table = self.embedding.placements
+            table["weight"] = replace(table["weight"], is_tied_copy=True)
 
     def _attention(self, context_parallel: str) -> Callable[..., torch.Tensor] | None:
         """Return what computes attention on a sequence that is cut, or None if it is not."""
@@ -268,15 +271,17 @@ class ParallelGPT(nn.Module):
 
         targets: [batch, seq], the tokens that come next, on every rank; -100 does not count.
         """
-        # bfloat16 would round a loss of 3 to 0.02
+        # In bfloat16, losses between 2 and 4 are multiples of 1/64.
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         options: dict[str, Any] = dict(vocab_size=self.shape.vocab_size, reduction=reduction)
         return vocab_parallel_cross_entropy(logits, targets, self.group, **options)
 
 
 class TransformerLayer(nn.Module):
-    """x + attention(norm(x)), then the same with an MLP: two all-reduces in forward, two in
-    backward.
+    """x + attention(norm(x)), then the same with an MLP.
+
+    It sends what `ParallelSelfAttention` and `ParallelMLP` (or `MoELayer`) send: with an MLP and
+    without sequence parallelism, two all-reduces in forward and two in backward.
 
     ``experts`` are the options of a `MoELayer` in place of the MLP, whose `Load` forward returns
     beside the output.
@@ -295,7 +300,8 @@ class TransformerLayer(nn.Module):
     ):
         super().__init__()
         assert shape.num_attention_heads is not None
-        # 2 l outputs are added to x, so each is drawn smaller (GPT-2)
+        # 2 l outputs are added to x, so their weights are drawn smaller (GPT-2; Megatron-LM:
+        # scaled_init_method_normal)
         outer_std = STD / math.sqrt(2 * shape.num_layers)
 
         def pair(inner: str, outer: str) -> dict[str, Any]:

@@ -96,10 +96,13 @@ class Trainer:
 
     What a step sends, beside what layers send to compute, and stages to each other:
 
-    - replicas average gradients while backward runs; with ZeRO each keeps its shard;
+    - replicas average gradients while backward runs; with ZeRO each keeps its shard, and sends one
+      flag for each parameter; then replicas get the buffers of their first rank;
     - the ends of the pipeline add up the gradients of a tied embedding;
     - each tensor group sums the gradients of which its ranks have parts, in one all-reduce;
-    - all ranks sum t + 2 numbers: the loss, the squared norm, how many targets count.
+    - all ranks sum t + 2 numbers: the loss, the squared norm, how many targets count, and whether a
+      rank wants to end;
+    - with experts, all ranks sum how often each was chosen.
 
     A run with a different model, wrapper or optimizer takes a different job. One with a different
     loss or different data overrides `loss`, `rows` or `micro_batches`.

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from labkit.autograd import first_derivative_only, refuse_autocast
-from labkit.collectives import reduce_scatter_single
+from labkit.collectives import all_gather_single, reduce_scatter_single
 from labkit.context_parallel.block import attend, attend_backward, sum_dtype
 from labkit.context_parallel.positions import Part, check_fit, part_with_work
 
@@ -63,8 +63,9 @@ class _Blockwise(torch.autograd.Function):
 
     - forward: each rank's keys and values get to all others; a rank sends (c - 1) n.
     - backward: they are not kept, so they are sent again, (c - 1) n. Then each rank has a part of
-      the gradient of all keys and values, and their sums get to the ranks that these come from: as
-      many bytes, in float32 or better, or n more around a ring.
+      the gradient of all keys and values, and their sums get to the ranks that these come from:
+      (c - 1) n bytes, or c n around a ring. In bfloat16 it is twice as many, as gradients are
+      summed and sent in float32.
 
     ``kv_of_ranks`` and ``kv_gradients`` decide the way: a ring, or one all-gather and one
     reduce-scatter.
@@ -131,8 +132,9 @@ def all_gather_attention(
 def _gather(kv: torch.Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int, torch.Tensor]]:
     if group.size() == 1:
         return enumerate([kv])
-    kv_of_ranks = [torch.empty_like(kv) for _ in range(group.size())]
-    dist.all_gather(kv_of_ranks, kv, group=group)
+    # Into one tensor: torch would gather a list into a hidden one, and copy it out.
+    kv_of_ranks = kv.new_empty(group.size(), *kv.shape)
+    all_gather_single(kv_of_ranks.flatten(0, 1), kv, group=group)
     return enumerate(kv_of_ranks)
 
 

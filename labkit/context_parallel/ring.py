@@ -37,8 +37,8 @@ def ring_attention(
 
     q: [batch, heads, seq/c, head_size]; k and v have as many heads, or fewer that divide them
     (grouped queries). Tokens are those of `positions`, with the same ``zigzag``. There is no
-    dropout. A rank holds two ranks' keys and values at a time, and in backward three gradients of
-    that size; it saves q, k, v, the output and its lse for backward.
+    dropout. A rank holds two ranks' keys and values at a time, and in backward three buffers of as
+    many float32 numbers as one rank's; it saves q, k, v, the output and its lse for backward.
 
     Raises:
         ValueError: the sizes do not fit together. Nothing has been sent then.

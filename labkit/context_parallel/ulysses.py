@@ -52,7 +52,8 @@ def ulysses_attention(
         # The positions of the tokens as the ranks sent them: put them in order, and back.
         seq_length = q.size(SEQUENCE_DIM)
         order = torch.cat([positions(seq_length, c, rank, device=q.device) for rank in range(c)])
-        q, k, v = (x.index_select(SEQUENCE_DIM, order.argsort()) for x in (q, k, v))
+        in_order = order.argsort()
+        q, k, v = (x.index_select(SEQUENCE_DIM, in_order) for x in (q, k, v))
         out = attend(q, k, v).index_select(SEQUENCE_DIM, order)
     return _exchange(out, group, SEQUENCE_DIM, HEADS_DIM)  # [b, h, s/c, d]
 

@@ -54,7 +54,7 @@ def _unchanged(saved: tuple[torch.Tensor, int]) -> torch.Tensor:
     return x
 
 
-def marked(tree) -> tuple[Any, list[torch.Tensor]]:
+def with_own_nodes(tree) -> tuple[Any, list[torch.Tensor]]:
     """Give each tensor that enters or leaves a unit its own autograd node; return the tree and
     these tensors.
 
@@ -79,7 +79,7 @@ def on_exit(inputs: list[torch.Tensor], call: Callable[[], None]) -> None:
 
 
 def outputs_to_watch(module: nn.Module, outputs: list[torch.Tensor], output) -> list[torch.Tensor]:
-    """Return a unit's marked outputs, and all other tensors through which backward may enter it."""
+    """Return these outputs of a unit, and all other tensors through which backward may enter it."""
     # Attributes of returned objects, such as dataclasses, and of its modules.
     objects = [
         x for x in tree_leaves(output) if hasattr(x, "__dict__") and not isinstance(x, torch.Tensor)

@@ -24,10 +24,13 @@ from labkit.data_parallel.replicas import grad_dtype_of, like
 from labkit.groups import local_device
 from labkit.placement import FlatShard, placement_of, set_placement
 
-# Of each parameter, as torch allocates it alone: matmuls are as fast, and round the same.
+# Each parameter starts at a multiple of this, as if torch had allocated it alone: so matrix
+# products are as fast as with separate tensors, and round the same.
 ALIGNMENT_BYTES = 64
 # Parameter -> each module that has it, and its name there.
 Owners = dict[nn.Parameter, list[tuple[nn.Module, str]]]
+# What a module has as its parameter: the whole one, this rank's part of it, or a stand-in that
+# refuses to be used
 Form = Literal["unsharded", "shard", "missing"]
 
 
@@ -64,13 +67,16 @@ class FlatParameter:
     def __init__(self, owners: Owners, groups: GroupsOf, unit: str):
         first = next(iter(owners))
         self.groups, self.divisor = average_over(placement_of(*owners[first][0]), groups)
-        *self.replicas, self.group = self.groups  # the shard group is the last one
+        *self.replica_groups, self.group = self.groups  # the shard group is the last one
+        if len(self.replica_groups) > 1:  # their sums would be added up in one tensor at a time
+            fault = f"{unit} has {len(self.replica_groups)} replicate groups"
+            raise ValueError(f"{fault}: give one, over all ranks with the same shard")
         self.is_trained = first.requires_grad
         self.grad_dtype = grad_dtype_of(first)
 
         # Parameters follow each other, each padded to the alignment; the last shard is padded too.
-        # With an alignment of 4, a of 5 and b of 3 numbers on 2 ranks: aaaaa... | bbb.
-        # On 3 ranks, the borders of shards fall inside a: aaaa | a... | bbb.
+        # With an alignment of 4, a of 5 and b of 3 numbers on 2 ranks: aaaaa. | ..bbb.
+        # (shards of 6). On 3 ranks a border falls inside a: aaaa | a... | bbb.
         align = ALIGNMENT_BYTES // first.element_size()
         padded = [-(-p.numel() // align) * align for p in owners]
         size = max(1, -(-sum(padded) // self.group.size()))  # of a shard
@@ -87,7 +93,11 @@ class FlatParameter:
         self.version = -1  # of the shard, when it was last gathered
         self.gather_work: Any = None
         self.reduce_work: Any = None
-        self.pending_sum = self.sum = self.pending_average = self.average = None
+        self.pending_sum: Any = None  # of one backward: its reduce-scatter is under way
+        self.sum: Any = None  # of the backward passes before
+        self.pending_average: Any = None  # its all-reduce over the replicas is under way
+        self.average: Any = None  # complete: `assign_grads` hands it out
+        self.average_works: list[Any] = []
 
     def _divide(
         self, p: nn.Parameter, owners: list[tuple[nn.Module, str]], start: int, unit: str
@@ -99,7 +109,8 @@ class FlatParameter:
         unsharded = like(p, self.buffer[in_buffer].view(p.shape).data)
         if not p.is_meta:
             unsharded.data.copy_(p)
-        flat = FlatShard(p.shape, max(self.offset - start, 0), tuple(self.replicas))
+        flat = FlatShard(p.shape, max(self.offset - start, 0), tuple(self.replica_groups))
+        # The parameter object itself becomes the shard, so that an optimizer that has it keeps it.
         shard = like(p, self.shard[in_shard]) if p.is_meta else p
         for module, name in owners:
             set_placement(module, name, replace(placement_of(module, name), flat=flat))
@@ -111,6 +122,7 @@ class FlatParameter:
         way_out = "use it inside, or leave the modules that use it to the root"
         missing.why = f"{name} of {unit} (a {type(module).__name__}) {rule}: {way_out}"
         if self.is_trained:
+            # Autograd gives a shard a gradient only if it was used outside its unit.
             shard.register_post_accumulate_grad_hook(partial(refuse, missing.why))
         return ShardedParameter(shard, unsharded, missing, owners, in_buffer, in_shard)
 
@@ -123,8 +135,8 @@ class FlatParameter:
         self.num_changes += 1
 
     def gather(self, *, refresh: bool) -> None:
-        """Start to gather the shards unless that is done or started; ``refresh``: again if this
-        rank's has changed.
+        """Start to gather the shards, unless the buffer has memory. With ``refresh``, gather again
+        if this rank's shard has changed.
         """
         self._check_still_trained()
         memory = self.buffer.untyped_storage()
@@ -165,7 +177,10 @@ class FlatParameter:
         self.buffer.untyped_storage().resize_(0)
 
     def start_reduce(self) -> None:
-        """Start to reduce-scatter the gradients, divided before the sum lest it overflow."""
+        """Start to reduce-scatter the gradients, divided before the sum lest it overflow.
+
+        Until they are packed, a unit's gradients exist twice, as in FSDP2's copy-in.
+        """
         gradients = torch.empty_like(self.buffer, dtype=self.grad_dtype)
         for param in self.parameters:
             view = gradients[param.in_buffer].view(param.unsharded.shape)
@@ -188,14 +203,16 @@ class FlatParameter:
             self.reduce_work = self.pending_sum = None
 
     def start_average(self) -> None:
-        """Start to all-reduce the sum over the replicas of hybrid sharding."""
+        """Start to all-reduce the sum over the replicas of hybrid sharding. Without replicas
+        nothing is sent: the sum is the average.
+        """
         if self.sum is not None:
             self.finish_average()
             self.pending_average = self.sum
             self.sum = None
-            self.average_works: list[Any] = [
+            self.average_works = [
                 dist.all_reduce(self.pending_average, group=group, async_op=True)
-                for group in self.replicas
+                for group in self.replica_groups
             ]
 
     def finish_average(self) -> None:
@@ -206,8 +223,12 @@ class FlatParameter:
             self.pending_average = None
 
     def assign_grads(self, on_any_rank: Iterable[float]) -> None:
-        """Add the average to the gradients of the parameters whose flag is set."""
+        """Add the average to the gradients of the parameters whose flag is set.
+
+        ``on_any_rank`` may be an iterator that several flat parameters share: each takes its flags.
+        """
         assert self.average is not None
+        # The flags come last: zip would take one too many from the first that it asks.
         for param, has_grad in zip(self.parameters, on_any_rank):
             if has_grad:
                 param.shard.grad = add(param.shard.grad, self.average[param.in_shard])

@@ -3,8 +3,9 @@ while it computes.
 
 The parameters of a *unit*, such as one layer, are flattened into a buffer, of which each of d ranks
 keeps 1/d. While unit k computes, forward gathers k+1, and backward gathers k-1 and reduce-scatters
-the gradients of k+1. A rank sends 3(d-1)/d numbers per parameter and step; plain data parallelism,
-by ring all-reduce, sends 2(d-1)/d.
+the gradients of k+1. For one micro-batch a rank sends 3(d-1)/d numbers per parameter; plain data
+parallelism, by ring all-reduce, sends 2(d-1)/d. With m micro-batches it is m times as much if each
+is gathered and reduced (stage 3 in labtrain), while plain data parallelism stays at 2(d-1)/d.
 Sources: arXiv 1910.02054, section 5.3; "PyTorch FSDP", arXiv 2304.11277, sections 3 and 4; torch's
 `fully_shard`.
 """
@@ -23,11 +24,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from labkit.data_parallel.borders import (
     in_backward,
-    marked,
     on_exit,
     outputs_to_watch,
     refuse,
     refuse_graph,
+    with_own_nodes,
 )
 from labkit.data_parallel.flat_parameter import FlatParameter, Form
 from labkit.data_parallel.gradients import GroupsOf
@@ -58,21 +59,21 @@ class FullyShardedDataParallel(DataParallelBase):
     5. At the end of the last backward: all-reduce of one number for each parameter, whether a rank
        has a gradient of it; then the first rank broadcasts the module's buffers.
 
-    Outside of forward a parameter is this rank's flat shard of it, possibly empty: the same object
-    as before, unless that was on the meta device. Use an element-wise optimizer (not Adafactor,
-    Muon or L-BFGS). A gradient is a shard of the average that `DataParallel` makes, and None if it
-    is None on every rank.
+    Outside forward and backward each parameter of the module is flat: this rank's shard, which may
+    be empty. The parameter object stays the same (only a meta parameter is replaced), so an
+    optimizer may hold it. Use an element-wise optimizer (not Adafactor, Muon or L-BFGS). A gradient
+    is a shard of the average that `DataParallel` makes, and None if it is None on every rank.
 
-    On all ranks forward and backward enter the same units in the same order; inside a unit they may
-    use different parameters.
-    Parameters in no unit belong to the root, which is whole from the start of forward to the end of
-    backward. Inside `no_sync`, each rank keeps whole gradients. All ranks start with the values of
-    the first, and get its buffers with each average. On GPUs the host synchronizes only if a
-    parameter has no gradient here, to learn whether another rank has one.
+    On all ranks forward and backward must enter the same units in the same order; inside a unit
+    they may use different parameters. Parameters in no unit belong to the root, which is whole from
+    the start of forward to the end of backward. Inside `no_sync`, each rank keeps whole gradients.
+    All ranks start with the values of the first, and get its buffers with each average. On GPUs the
+    host synchronizes only if a parameter has no gradient here, to learn whether another rank has
+    one.
 
-    A unit's backward starts when its output gets a gradient, or autograd first needs one of its
-    parameters. It ends when its inputs have theirs; later gradients are reduced at the end of
-    backward. Called twice, it is reduced twice.
+    A unit's part of backward starts when one of its outputs gets a gradient, or autograd first
+    needs one of its parameters. It ends when its inputs have their gradients. Gradients that come
+    later are reduced at the end of backward. A unit that forward calls twice is reduced twice.
 
     Args:
         units: modules inside ``module``, in the order in which forward calls them.
@@ -83,8 +84,8 @@ class FullyShardedDataParallel(DataParallelBase):
             time.
         replicate_group: the ranks with the same shard (hybrid sharding); gradients are averaged
             over it too.
-        own_groups: for each ``replica_group`` of parameters, the replicate and the shard
-            group to use for them.
+        own_groups: {replica_group: (replicate group, shard group)}, for parameters with a
+            ``replica_group``, as experts have.
 
     Raises:
         ValueError: before any communication, if units are not in the module, contain each other or
@@ -126,8 +127,9 @@ class FullyShardedDataParallel(DataParallelBase):
             for unit_module, owners in reversed(divided.items())
         }
         self._root = made[module]
-        self._units = [*reversed(made.values())]
-        self._backward_order = [self._root, *self._units[:0:-1]]
+        self._units = [*reversed(made.values())]  # the root, then units in the order of forward
+        # The root is whole first here, too; then the units, from the last to the first.
+        self._backward_order = [self._root, *reversed(self._units[1:])]
         self._flats = [flat for unit in self._units for flat in unit.flats]
         self._reducing: list[FlatParameter] = []  # whose reduce-scatters are in flight
         # Of units that do not compute; "missing" during the root's forward.
@@ -136,9 +138,9 @@ class FullyShardedDataParallel(DataParallelBase):
         for unit_module, unit in made.items():
             self._watch(unit_module, unit)
         self._shards = {param.shard for unit in self._units for param in unit.parameters}
-        weakref.finalize(
-            self, register_optimizer_step_post_hook(Hook(self._after_optimizer_step)).remove
-        )
+        # Steps are counted: see FlatParameter._shard_version.
+        step_hook = register_optimizer_step_post_hook(Hook(self._after_optimizer_step))
+        weakref.finalize(self, step_hook.remove)
 
     def _watch(self, module: nn.Module, unit: Unit) -> None:
         """Have this wrapper called when a unit's forward begins and ends, and when a gradient
@@ -210,7 +212,10 @@ class FullyShardedDataParallel(DataParallelBase):
 
         The order is the same on all ranks, so their all-gathers meet.
         """
-        ahead = order[order.index(unit) + 1 :][: self.prefetch] if order else ()
+        ahead: Sequence[Unit] = ()
+        if order:
+            next_one = order.index(unit) + 1
+            ahead = order[next_one : next_one + self.prefetch]
         for gathered in (unit, *ahead):
             for flat in gathered.flats:
                 flat.gather(refresh=refresh)
@@ -228,18 +233,20 @@ class FullyShardedDataParallel(DataParallelBase):
 
     def _before_forward(self, unit: Unit, module, args, kwargs):
         """Gather a unit, and watch for the two moments at which backward enters and leaves it."""
-        if in_backward():  # recomputation: the output's hook has prefetched already
+        if in_backward():  # activation checkpointing runs this forward again, inside backward
             self._start_backward(unit)
         else:
             if unit is self._root:
                 self._begin_forward()
             self._gather(unit, self._units, refresh=True)
             unit.show("unsharded")
+        # Backward enters when it unpacks a saved parameter, or an output gets a gradient (see
+        # _after_forward).
         unit.watch_saved_tensors(partial(self._before_backward, unit, unit.version))
         if unit is self._root:  # backward leaves it at the end
             return None
         # Backward leaves the unit when its inputs have their gradients.
-        (args, kwargs), inputs = marked((args, kwargs))
+        (args, kwargs), inputs = with_own_nodes((args, kwargs))
         on_exit(inputs, Hook(self._after_backward, unit))
         return args, kwargs
 
@@ -253,7 +260,7 @@ class FullyShardedDataParallel(DataParallelBase):
             self._idle_form = "shard"
         for idle in self._units if is_root else (unit,):
             idle.show(self._idle_form)
-        output, outputs = marked(output)
+        output, outputs = with_own_nodes(output)
         hook = partial(Hook(self._before_backward, unit), unit.version)
         register_multi_grad_hook(outputs_to_watch(module, outputs, output), hook, mode="any")
         has_no_backward = output is None or not torch.is_grad_enabled()
@@ -291,13 +298,15 @@ class FullyShardedDataParallel(DataParallelBase):
         """Free a unit, unless more micro-batches need it, and start to reduce its gradients."""
         unit.in_backward = False
         unit.show(self._idle_form)
+        # AVERAGE_AND_WAIT: the last backward of a step, so no micro-batch needs the unit again.
         if self.reshard_after_forward or self._grad_mode is GradSync.AVERAGE_AND_WAIT:
             unit.free()
         if unit.has_unreduced_grads and self._grad_mode is not GradSync.ACCUMULATE:
             self._reduce(unit)
 
     def _end_backward(self) -> None:
-        # The root, and units whose inputs need no gradient, are still open.
+        # The root, and units whose inputs need no gradient, are still open. Others may have
+        # gradients that came late.
         for unit in reversed(self._units):
             self._after_backward(unit)
         super()._end_backward()
@@ -318,8 +327,8 @@ class FullyShardedDataParallel(DataParallelBase):
         """
         self._finish_reducing()
         unit.has_unreduced_grads = False
-        # Otherwise further micro-batches add to the sum before it goes to the replicas.
-        self._averages = self._grad_mode in (GradSync.AVERAGE, GradSync.AVERAGE_AND_WAIT)
+        # Whether the sum goes to the replicas now; if not, further micro-batches add to it first
+        self._then_averages = self._grad_mode in (GradSync.AVERAGE, GradSync.AVERAGE_AND_WAIT)
         self._reducing = [flat for flat in unit.flats if flat.is_trained]
         for flat in self._reducing:
             flat.finish_average()
@@ -328,7 +337,7 @@ class FullyShardedDataParallel(DataParallelBase):
     def _finish_reducing(self) -> None:
         for flat in self._reducing:
             flat.finish_reduce()
-            if self._averages:
+            if self._then_averages:
                 flat.start_average()
         self._reducing = []
 

@@ -31,14 +31,15 @@ from labkit.sizes import check_size
 
 BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's default
 Groups = tuple[dist.ProcessGroup, ...]
-# By the parameters' replica_group; None: there is none.
+# The groups over which a gradient is summed, by its parameter's `Placement.replica_group`; the key
+# None is for parameters without one. A group in the tuple may be None: it is skipped.
 GroupsOf = Mapping[Any, tuple[dist.ProcessGroup | None, ...]]
 
 
 def average_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
     """Average all gradients after backward, one message each.
 
-    All replicas must use the same parameters.
+    A parameter must have a gradient on all ranks or on none: otherwise some ranks wait forever.
     """
     for parameter in module.parameters():
         if parameter.grad is not None:
@@ -52,12 +53,15 @@ def average_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
 class DataParallel(DataParallelBase):
     """A replica of a module whose gradients, after backward, are the average over the group.
 
-    Communication: for each bucket one all-reduce of its gradients, with one flag for each parameter
-    (whether the rank has its gradient). It starts when backward has computed the bucket's last
-    gradient and the buckets before it have left, the last layers' bucket first; backward waits for
-    all of them at its end. By ring,
-    a rank sends 2(d-1)/d numbers for each parameter. Then the first rank broadcasts the module's
-    buffers; at the start it broadcasts parameters and buffers, once.
+    Communication:
+
+    - when it is made: the first rank broadcasts parameters and buffers.
+    - during backward: one all-reduce for each bucket, of its gradients and one flag for each
+      parameter (does this rank have its gradient?). A bucket is sent when its last gradient is
+      there and all buckets before it are sent. In a ring, a rank sends 2(d-1)/d numbers for each
+      parameter.
+    - at backward's end: each rank waits for all buckets, and the first rank broadcasts the module's
+      buffers.
 
     If each rank's loss is the mean over equally many rows, these are the gradients of the mean over
     all rows. With gradient accumulation, let only the last backward communicate:
@@ -72,8 +76,9 @@ class DataParallel(DataParallelBase):
     that no rank has is left as it is. A sparse gradient becomes dense. Gradients are sent in their
     parameter's ``grad_dtype``. All replicas start with the values of the group's first rank, and
     get its buffers (such as BatchNorm's running mean) with each average. A module on the meta
-    device is materialized by its ``reset_parameters()``. A parameter whose placement has a
-    ``replica_group`` is averaged over that group instead.
+    device is materialized by its ``reset_parameters()``. The gradient of a
+    parameter with a ``replica_group``, as an expert's, which fewer ranks share, is summed over that
+    group, and divided by its ``grad_divisor``, by default the group's size.
 
     Args:
         bucket_bytes: a bucket is full when its parameters have this size; with 0, each
@@ -82,7 +87,8 @@ class DataParallel(DataParallelBase):
 
     Raises:
         ValueError: on every rank, if the replicas' parameters or buffers differ in names, shapes or
-            types, or if the module has such a wrapper. In forward, if a parameter is in no bucket.
+            types, or if a DataParallel already averages one of them. In forward, if a parameter is
+            in no bucket.
             In ``backward(create_graph=True)``, and in backward if the wrapper is gone.
     """
 
@@ -106,7 +112,7 @@ class DataParallel(DataParallelBase):
         self.module = module
         self.groups = (group,)
         self.overlap = overlap
-        # In backward's order.
+        # Reversed: about the order in which backward computes the gradients.
         trained = {p: placed[p] for p in reversed(placed) if p.requires_grad}
         self._buckets = [_Bucket(kind, group) for kind in in_buckets(trained, bucket_bytes)]
         self._next_bucket = 0  # all ranks send buckets in the same order
@@ -114,6 +120,7 @@ class DataParallel(DataParallelBase):
             parameter: bucket for bucket in self._buckets for parameter in bucket.parameters
         }
         for parameter in self._bucket_of:
+            # Hook holds self weakly: parameters must not keep the wrapper and its group alive.
             parameter.register_post_accumulate_grad_hook(Hook(self._arrived))
 
     def forward(self, *args, **kwargs):
@@ -125,7 +132,8 @@ class DataParallel(DataParallelBase):
 
     def _check_buckets_have_all(self) -> None:
         modules = [self.module]
-        # module.parameters() would take three times as long, before every micro-batch.
+        # The list grows while we walk it. module.parameters() would take three times as long,
+        # before every micro-batch.
         for submodule in modules:
             modules += filter(None, submodule._modules.values())
             for param in submodule._parameters.values():
@@ -139,7 +147,8 @@ class DataParallel(DataParallelBase):
     def sync_gradients(self) -> None:
         """Send the remaining buckets, and wait for all.
 
-        Backward calls it, except in `no_sync` and `reducing`.
+        Autograd calls it at the end of each backward, except in `no_sync` and `reducing`:
+        `DataParallelBase._begin_backward` queues that.
         """
         for bucket in self._buckets[self._next_bucket :]:
             bucket.start_reduce()
@@ -161,17 +170,18 @@ class DataParallel(DataParallelBase):
         return next(name for name, param in self.module.named_parameters() if param is parameter)
 
     def _arrived(self, parameter: nn.Parameter) -> None:
-        """Record that backward has computed this gradient, and send the buckets that are full."""
-        if torch.is_grad_enabled():
+        """Record that backward has computed this gradient; send the buckets that are complete."""
+        if torch.is_grad_enabled():  # in backward only with create_graph=True
             name = self._name_of(parameter)
             fault = f"{name} got a gradient with a graph from backward(create_graph=True)"
             way_out = "use torch.autograd.grad(..., create_graph=True), then backward()"
             raise ValueError(f"{fault}, and the average has none: {way_out}")
         bucket = self._bucket_of[parameter]
         bucket.put(parameter)
-        if self._grad_mode in (GradSync.ACCUMULATE, GradSync.REDUCE_SHARDS):  # it has no shards
+        # Nothing to send yet. REDUCE_SHARDS is for sharded wrappers, and this one has no shards.
+        if self._grad_mode in (GradSync.ACCUMULATE, GradSync.REDUCE_SHARDS):
             return
-        self._begin_backward()
+        self._begin_backward()  # from the first gradient on: sync_gradients comes at the end
         if not self.overlap:
             return
         if parameter in bucket.arrived:  # and may have been sent
@@ -181,9 +191,12 @@ class DataParallel(DataParallelBase):
             way_out = "use checkpoint(..., use_reentrant=False), or overlap=False"
             raise ValueError(f"{fault}, {cause}: {way_out}")
         bucket.arrived.add(parameter)
-        # In the buckets' order, which is the same on all ranks: a full one waits for those before.
-        while self._next_bucket < len(self._buckets) and self._buckets[self._next_bucket].is_full:
-            self._buckets[self._next_bucket].start_reduce()
+        # In the buckets' order, which is the same on all ranks: a complete one waits for those
+        # before it.
+        for bucket in self._buckets[self._next_bucket :]:
+            if not bucket.is_complete:
+                break
+            bucket.start_reduce()
             self._next_bucket += 1
 
     def _reset(self) -> None:
@@ -239,7 +252,8 @@ class _Bucket:
         self.work: dist.Work | None = None
 
     @property
-    def is_full(self) -> bool:
+    def is_complete(self) -> bool:
+        """Whether all its gradients are there."""
         return len(self.arrived) == len(self.parameters)
 
     def put(self, parameter: nn.Parameter) -> None:
@@ -257,13 +271,15 @@ class _Bucket:
             else:
                 self.put(parameter)
                 self.arrived.add(parameter)
-        if self.is_full:
+        if self.is_complete:
             self.flags.fill_(1)  # without a host-to-device copy, for which the host would wait
         else:
             self.flags.copy_(
                 torch.tensor([parameter in self.arrived for parameter in self.parameters])
             )
-        self.buffer /= self.divisor  # before the sum, lest it overflow
+        # Before the sum, so that it cannot overflow. The flags too: of these only matters whether
+        # they are zero.
+        self.buffer /= self.divisor
         self.work = dist.all_reduce(self.buffer, group=self.group, async_op=True)
 
     def finish_reduce(self) -> None:
@@ -272,10 +288,8 @@ class _Bucket:
             self.work = None
 
     def assign_grads(self) -> None:
-        """Give each parameter that has a gradient on any rank the average; those with one here have
-        it already.
-        """
-        if not self.is_full:
+        """Set the gradients that only other ranks had; the rest are views of the buffer already."""
+        if not self.is_complete:
             for parameter, on_any_rank in zip(self.parameters, self.flags.tolist()):
                 if on_any_rank:
                     parameter.grad = self.views[parameter]
@@ -283,8 +297,8 @@ class _Bucket:
 
 
 def average_over(placement: Placement, groups: GroupsOf) -> tuple[Groups, int]:
-    """Return the groups over which to sum a gradient, and the divisor: the placement's, or else
-    their size.
+    """Return the groups over which to sum a gradient, and by what to divide it: the placement's
+    ``grad_divisor``, or else the number of ranks in the groups.
     """
     replica_group = placement.replica_group
     candidates = groups.get(replica_group, (replica_group,))

@@ -21,8 +21,11 @@ from labkit.sizes import ranks_text
 class GradSync(Enum):
     """What backward does with gradients."""
 
-    ACCUMULATE = auto()  # on this rank, without communication
-    REDUCE_SHARDS = auto()  # over the shard group, if any; further backwards add to the result
+    # On this rank, without communication. FSDP2: set_requires_gradient_sync(False)
+    ACCUMULATE = auto()
+    # Over the shard group, if any; further backwards add to the result. FSDP2:
+    # set_requires_all_reduce(False)
+    REDUCE_SHARDS = auto()
     AVERAGE = auto()  # over all replicas
     AVERAGE_AND_WAIT = auto()  # and wait, so that backward returns with averages in the parameters
 
@@ -73,7 +76,9 @@ class DataParallelBase(nn.Module):
         if self._at_end is None:
             at_end = self._end_backward
             self._at_end = weakref.ref(at_end, Hook(self._backward_failed))
-            Variable._execution_engine.queue_callback(at_end)  # only the queue keeps it alive
+            # Only the queue keeps this bound method alive. If backward fails, the queue drops it,
+            # and the weak reference calls _backward_failed.
+            Variable._execution_engine.queue_callback(at_end)
 
     def _end_backward(self) -> None:
         self._at_end = None

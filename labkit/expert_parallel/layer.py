@@ -8,7 +8,8 @@ back.
 A rank has ``num_experts / ep_size`` experts, of each the hidden units that its expert_tp rank has.
 So a token goes to all ranks of an expert's expert_tp group, and their outputs, partial sums, are
 added up where it came from. That is as many bytes as an all-to-all over ep, and an all-gather and a
-reduce-scatter over expert_tp, in one message each way.
+reduce-scatter over expert_tp, in one message each way. But where ep crosses nodes, expert_tp times
+as many of them take the slow links.
 Source: arXiv 2006.16668, section 3; Megatron-LM's all-to-all dispatcher.
 """
 
@@ -173,7 +174,7 @@ class Experts(nn.Module):
 
 
 class _GroupedLinear(torch.autograd.Function):
-    """Y_e = X_e A_e^T for each expert e. x: [n, in], sorted by expert; weight:
+    """Y_e = X_e W_e^T for each expert e. x: [n, in], sorted by expert; weight W:
     [experts, out, in].
     """
 
@@ -244,6 +245,7 @@ class MoELayer(nn.Module):
     - an all-to-all of the rows: T_i * k * expert_tp rows of ``hidden`` numbers, if none is dropped.
     - an all-to-all of the experts' outputs, the same rows back.
     - without ``sequence_parallel``, an all-reduce of the output over the tensor ranks.
+    - what a `ParallelMLP` sends, if there are shared experts.
 
     Backward sends the gradients of the rows the same ways, in two all-to-alls, and all-reduces that
     of x without ``sequence_parallel``. Gradients of experts are summed over expert_dp by the

@@ -45,9 +45,9 @@ class LoadBalancing:
     replicas, and is averaged over them again: divide the coefficient by dp to have the same.
     """
 
-    # Where the auxiliary loss counts choices. What is learned depends on no layout with "sequence",
-    # only on micro_batch_size with "micro_batch"; with "global" on dp too, unless a step is one
-    # micro-batch. For the same coefficient "global" is dp times as strong as Megatron-core's.
+    # Where the auxiliary loss counts choices. With "sequence" the result does not depend on the
+    # layout; with "micro_batch" only on micro_batch_size; with "global" on dp too, unless a step is
+    # one micro-batch.
     aux_loss: Literal["micro_batch", "sequence", "global"] = "micro_batch"
     # Weight of the auxiliary loss, which evens out the loads of experts; often 0.01.
     aux_loss_coefficient: float = 0.0
@@ -248,8 +248,8 @@ def drop_tokens(routing: Routing, num_experts: int, capacity: int) -> Routing:
 
 
 def attach_loss(x: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
-    """Return x, whose backward also computes the gradients of a loss: that reaches the weights from
-    any stage.
+    """Return x. In its backward ``loss`` gets the gradient 1, so that a router on any stage learns
+    from it (Megatron-LM's ``MoEAuxLossAutoScaler``).
     """
     return _AttachLoss.apply(x, loss)  # pyright: ignore[reportReturnType]
 

@@ -15,8 +15,8 @@ from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule
 
 
 class Averaging:
-    """Averages gradients over replicas: from the op on that completes those of a chunk, at the
-    latest in `finish`.
+    """Averages gradients over replicas: starting in the op that completes a chunk's gradients, at
+    the latest in `finish`.
 
     A chunk that is sharded and whose backward is split is averaged after all ops. With
     ``every_micro_batch``, a chunk sends in each of its backwards.

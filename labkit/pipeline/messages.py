@@ -30,9 +30,13 @@ class Messages:
 
     Communication: for each micro-batch and border between stages on different ranks, the rank
     before it sends one activation, and gets back one gradient of the same shape. In bfloat16 that
-    is 2 * 2 * rows * seq * hidden bytes for a Transformer. A send does not keep its rank from
-    computing. But the next one of its kind and direction waits until it has left: so a rank holds
-    one sent tensor for each channel, however far it runs ahead.
+    is 2 * 2 * rows * seq * hidden bytes for a Transformer. Without sequence parallelism each of t
+    tensor ranks sends the same bytes (Megatron-LM's scatter/gather, arXiv 2104.04473, section 4.1,
+    sends 1/t of them; so does sequence parallelism).
+
+    A send does not keep its rank from computing. But at the next one of its kind and direction the
+    host, with NCCL the compute stream, waits until the peer has received the one before: so a rank
+    holds one sent tensor for each channel, however far it runs ahead.
     """
 
     def __init__(
@@ -80,10 +84,7 @@ class Messages:
         receiver = self.schedule.neighbor(self.rank, op, 1)
         if receiver is None:
             return
-        if not isinstance(result, torch.Tensor) or not result.is_floating_point():
-            is_tensor = isinstance(result, torch.Tensor)
-            what = f"{result.dtype} tensor" if is_tensor else type(result).__name__
-            raise ValueError(f"{op} gave a {what}: a stage must give one tensor of floats")
+        assert result is not None
         tensor = result.detach().contiguous()
         peer, need = receiver
         if peer == self.rank:

@@ -17,21 +17,20 @@ from labkit.torch_versions import graph_owner
 
 
 def split_backward(
-    output: torch.Tensor, x: torch.Tensor, grad: torch.Tensor | None
+    output: GradientEdge, x: torch.Tensor, grad: torch.Tensor | None
 ) -> Callable[[], None]:
     """Fill ``x.grad`` of a leaf x, given the gradient of the output; return what adds to the
     gradients of the weights.
 
     Where there is no path from output to x (token numbers have no gradient), the second half is all
-    of backward. If a weight is used at two nodes, it goes the whole path again: that is right, but
-    saves nothing, as checkpointing.
+    of backward. If a weight is used at two nodes, the second half repeats all of backward: correct,
+    but without gain. So it is under checkpointing. The graph, with all that it has saved, stays
+    until the second half; the paper frees most of it after the first.
     """
-    if not output.requires_grad:
-        return lambda: None
     backward = partial(torch.autograd.backward, output, grad)
     if not x.requires_grad:
         return backward
-    weights_at = _weights_beside(get_gradient_edge(output).node, get_gradient_edge(x).node)
+    weights_at = _weights_beside(output.node, get_gradient_edge(x).node)
     if weights_at is None:
         return backward
     arrived: dict[Node, Sequence[torch.Tensor | None]] = {}
@@ -45,9 +44,8 @@ def split_backward(
 
     owner = graph_owner(output)
 
-    def weight_gradient(
-        owner: GradientEdge | None = owner,
-    ) -> None:  # a default, so that the function holds it
+    # A default, so that the function holds the owner
+    def weight_gradient(owner: GradientEdge | None = owner) -> None:
         for node, grads in arrived.items():
             given = {
                 GradientEdge(node, index): grad

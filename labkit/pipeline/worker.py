@@ -2,6 +2,9 @@
 
 The order is the schedule's, messages included (`labkit.schedules.lowered`): `Messages` sends and
 receives while a `Stage` computes. A rank waits where it needs what has not come yet.
+
+Communication: the activations and gradients of `Messages`; the gradients of replicas, and before
+them how many targets each has; at the end one all-reduce of the gradient of a tied weight.
 """
 
 import math
@@ -12,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from labkit.data_parallel.replicas import DataParallelBase
 from labkit.groups import ProcessGroups
@@ -37,26 +41,27 @@ def run(
     schedule: Schedule,
     chunks: Sequence[nn.Module],  # of this rank, in the order of their numbers
     groups: ProcessGroups,
-    inputs: Sequence[torch.Tensor],  # the m micro-batches, [rows, ...], the same on every rank
+    inputs: Sequence[torch.Tensor],  # m micro-batches, [rows, ...]; later stages use their shapes
     *,
     loss: Loss,  # of the last stage's output and a target (or None), the mean over rows or targets
     targets: Sequence[torch.Tensor] | None = None,  # m of them, for the last stage
     ignore_index: int | None = -100,  # the integer target that `loss` leaves out; None: all count
     tied: Sequence[nn.Parameter] = (),  # local copies of a weight that first and last stage share
-    average: bool = False,  # gradients become the replicas' average; wrap chunks (data_parallel)
-    reduce_every_micro_batch: bool = False,  # do it in each backward, so sharded ones hold no sum
+    average: bool = False,  # gradients over replicas: each chunk must be a `DataParallelBase`
+    reduce_every_micro_batch: bool = False,  # in each backward, so shards have no unsharded sums
     trace: Trace | None = None,  # gets a span for each op and each wait
     activation_spec: ActivationSpec | None = None,  # between stages; None: as inputs[0]
-    recv_ahead: bool = True,  # False: for devices with one queue for each pair of ranks
+    recv_ahead: bool = True,  # False where a pair of ranks has one queue for all its messages
     allow_deadlock: bool = False,  # run it even if it deadlocks, to see what is reported
 ) -> torch.Tensor | None:
     """Run one step of a pipeline: forward and backward of all micro-batches.
 
-    Every rank of the pipeline calls it. Gradients are added to ``parameter.grad``. They are those
-    of one process with the whole batch: of the mean loss over all rows, or all targets that count.
-    Returns that mean on the rank of the last stage, None on the others. With ``average``, targets
-    are counted over all replicas, and the mean of what they return is the mean over all of them;
-    where rows count, replicas must have equally many.
+    Every rank of the pipeline calls it. Gradients are added to ``parameter.grad``: those of the
+    mean loss over all rows of all micro-batches, or over all targets that count. The rank of the
+    last stage returns that mean, the others None.
+
+    With ``average``, targets are counted over all replicas: the mean over the replicas of what they
+    return is the mean over all targets. If rows count, all replicas must have equally many.
 
     Raises:
         ValueError: before any communication: sizes do not fit, or the schedule cannot run.
@@ -67,19 +72,20 @@ def run(
     )
     if schedule.pp_size > 1:
         _check_activation_spec(activation_spec, inputs[0].dtype)
-    rank = groups.coords.pp
+    pp_rank = groups.coords.pp
     span = trace.span if trace else lambda *_: nullcontext()
     messages = Messages(schedule, groups, inputs, activation_spec, span)
-    averaging = Averaging(schedule, rank, chunks, average, reduce_every_micro_batch)
+    averaging = Averaging(schedule, pp_rank, chunks, average, reduce_every_micro_batch)
     stages = [
-        Stage(chunk, stage, schedule, inputs, targets, loss, ignore_index, average)
-        for chunk, stage in zip(chunks, schedule.stages[rank])
+        Stage(chunk, number, schedule, inputs, targets, loss, ignore_index, average)
+        for chunk, number in zip(chunks, schedule.stages[pp_rank])
     ]
-    with all_reduce_tied_grads(tied, schedule, groups):
-        with averaging.postponed():
-            _do_all(lowered(schedule, recv_ahead)[rank], stages, messages, averaging, span)
-        messages.flush()
-        averaging.finish()
+    ops = lowered(schedule, recv_ahead)[pp_rank]  # with its sends and receives between them
+    with all_reduce_tied_grads(tied, schedule, groups):  # at its end
+        with averaging.postponed():  # only the ops that `averaging` chooses send gradients
+            _do_all(ops, stages, messages, averaging, span)
+        messages.flush()  # this rank's last sends
+        averaging.finish()  # wait for the averages
     return next((stage.total for stage in stages if stage.is_last), None)
 
 
@@ -96,11 +102,11 @@ def _do_all(ops: Sequence[Op | Message], stages, messages: Messages, averaging: 
 
 
 class Stage:
-    """Forward and backward of model chunk ``number``, with the activations that it keeps in
+    """Forward and backward of the model's stage ``number``, and the activations that it keeps in
     between.
 
-    The first stage takes its input from ``inputs``; the last one computes the loss, and ``total``
-    is its mean so far.
+    The first stage takes its input from ``inputs``; the last one computes the loss. ``total`` adds
+    up its shares of the mean loss: after all micro-batches, it is the mean.
     """
 
     def __init__(
@@ -122,18 +128,22 @@ class Stage:
         self.is_last = number == schedule.num_stages - 1
         self.trains = BACKWARD in schedule.kinds
         self.splits_backward = WEIGHT_GRADIENT in schedule.kinds
-        replicas = chunk.groups if average and isinstance(chunk, DataParallelBase) else ()
-        self.loss_weights = (
-            _loss_weights(inputs, targets, ignore_index, replicas) if self.is_last else []
-        )
+        is_averaged = average and isinstance(chunk, DataParallelBase)
+        replica_groups = chunk.groups if is_averaged else ()
+        self.loss_weights: list[float] = []
+        if self.is_last:
+            self.loss_weights = _loss_weights(inputs, targets, ignore_index, replica_groups)
         self.total: torch.Tensor | None = None
-        # By micro-batch: input, and output with its graph
-        self._held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        # By micro-batch: the input, and the root of the output's graph, if it has one. Not the
+        # output: its memory is free once it is sent (Megatron-LM: deallocate_pipeline_outputs).
+        self._held: dict[int, tuple[torch.Tensor, GradientEdge | None]] = {}
         # By micro-batch: what computes them
         self._weight_gradients: dict[int, Callable[[], None]] = {}
 
     def do(self, op: Op, arrived: torch.Tensor | None) -> torch.Tensor | None:
-        """Run ``op`` on what arrived for it, and return what the next stage needs."""
+        """Run ``op`` on what arrived for it, and return what a neighbouring stage needs: the next
+        one in forward, the one before in backward.
+        """
         if op.kind == FORWARD:
             return self.forward(op, arrived)
         if op.kind == BACKWARD:
@@ -144,6 +154,8 @@ class Stage:
     def forward(self, op: Op, x: Any) -> torch.Tensor:
         """Return the chunk's output, on the last stage its share of the loss."""
         x = (self.inputs[op.micro_batch] if self.is_first else x).detach()
+        # The first stage's input needs no gradient. But a split backward follows the path from the
+        # output to x.
         if self.trains and x.is_floating_point() and (not self.is_first or self.splits_backward):
             x.requires_grad_()
         with torch.set_grad_enabled(self.trains):
@@ -152,8 +164,11 @@ class Stage:
                 output = self._share_of_loss(op, output)
         if self.is_last:
             self.total = output.detach() if self.total is None else self.total + output.detach()
+        else:
+            _check_output(op, output)
         if self.trains:
-            self._held[op.micro_batch] = x, output
+            root = get_gradient_edge(output) if output.requires_grad else None
+            self._held[op.micro_batch] = x, root
         return output
 
     def _share_of_loss(self, op: Op, output: torch.Tensor) -> torch.Tensor:
@@ -162,7 +177,7 @@ class Stage:
         """
         weight = self.loss_weights[op.micro_batch]
         if weight == 0:  # nothing counts, and the mean over nothing would be NaN
-            return output.flatten()[:0].sum()
+            return output.flatten()[:0].sum()  # zero, with a graph: backward runs as usual
         target = None if self.targets is None else self.targets[op.micro_batch]
         return self.loss(output, target) * weight  # 1/m, if micro-batches count alike
 
@@ -170,24 +185,35 @@ class Stage:
         """Return the gradient of the input; add up those of the weights too, unless they are an op
         of their own.
         """
-        x, output = self._held.pop(op.micro_batch)
-        if self.splits_backward:
-            self._weight_gradients[op.micro_batch] = split_backward(output, x, grad)
-        elif output.requires_grad:
-            torch.autograd.backward(output, grad)
+        x, root = self._held.pop(op.micro_batch)
+        if root is None:  # nothing on this stage is trained
+            self._weight_gradients[op.micro_batch] = lambda: None
+        elif self.splits_backward:
+            self._weight_gradients[op.micro_batch] = split_backward(root, x, grad)
+        else:
+            torch.autograd.backward(root, grad)
+        # None on a first stage, where nobody takes it, or if the output does not depend on x
         return torch.zeros_like(x) if x.grad is None else x.grad
+
+
+def _check_output(op: Op, output: Any) -> None:
+    if isinstance(output, torch.Tensor) and output.is_floating_point():
+        return
+    is_tensor = isinstance(output, torch.Tensor)
+    what = f"{output.dtype} tensor" if is_tensor else type(output).__name__
+    raise ValueError(f"{op} gave a {what}: a stage must give one tensor of floats")
 
 
 def _loss_weights(
     inputs: Sequence[torch.Tensor],
     targets,
     ignore_index: int | None,
-    replicas: Sequence[dist.ProcessGroup],
+    replica_groups: Sequence[dist.ProcessGroup],
 ) -> list[float]:
     """Return each micro-batch's share of the mean over all: by its rows, or by its targets that
     count.
 
-    Of several replicas, whose gradients are averaged, the shares add up to their number.
+    With d replicas, whose gradients are then averaged, the shares of all of them add up to d.
     """
     num_rows = [len(rows) for rows in inputs]
     by_rows = [count / sum(num_rows) for count in num_rows]
@@ -195,12 +221,13 @@ def _loss_weights(
         return by_rows
     counts = torch.stack([(target != ignore_index).sum() for target in targets])
     total = counts.sum(0, keepdim=True)
-    for group in replicas:
+    for group in replica_groups:
         dist.all_reduce(total, group=group)
+    # One tensor, so that the host waits for the device once
     *local, everywhere = torch.cat([counts, total]).tolist()
     if everywhere == 0:
         return by_rows  # the loss decides the result
-    num_replicas = math.prod(group.size() for group in replicas)
+    num_replicas = math.prod(group.size() for group in replica_groups)
     return [count * num_replicas / everywhere for count in local]
 
 

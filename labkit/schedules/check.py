@@ -75,7 +75,7 @@ def _check_lists(schedule: Schedule) -> None:
 
 
 def check_messages(name: str, lists: Lists, one_queue_per_pair: bool = False) -> None:
-    """Raise unless all ranks come to the end of their lists by NCCL's rules.
+    """Raise unless all ranks come to the end of their lists, by rules no looser than NCCL's.
 
     A queue has no tags: its messages arrive in the order in which they are sent. A rank waits at a
     send until it is received; at a receive until the message before it in its queue has come; and
@@ -137,7 +137,7 @@ def _deadlock(
 def _earlier_in_queue(name: str, lists: Lists, one_queue_per_pair: bool) -> dict[tuple, tuple]:
     """Return, for each message but the first of a queue, the message before it.
 
-    A message is meant by its `Message.key`; both ends of a queue must have the same order.
+    A message is identified by its `Message.key`; both ends of a queue must have the same order.
     """
     queues: dict[tuple, dict[int, list[tuple]]] = {}  # queue -> rank -> messages in its order
     for rank, items in enumerate(lists):

@@ -19,9 +19,9 @@ def zero_bubble_v(pp_size: int, num_micro_batches: int) -> Schedule:
     """ZB-V: with 1F1B's memory, at most min(2m, 2p) chunks on a rank, almost no idle time.
 
     If all passes take the same time and m >= 2p, it takes 6m + p - 1 units: the last rank gets its
-    first input after p - 1, and then no rank waits. 1F1B takes 6(m + p - 1). torch's order of this
-    name takes as long from m = 2p on, and p - 1 more for m = p. Source: arXiv 2401.10241, section
-    6.
+    first input after p - 1, and then no rank waits. 1F1B takes 6(m + p - 1). torch's
+    ``ScheduleZBVZeroBubble`` takes as long from m = 2p on, and p - 1 more for m = p. Source: arXiv
+    2401.10241, section 6.
     """
     return _filled("zero bubble V (ZB-V)", pp_size, num_micro_batches, lambda p: 2 * p)
 
@@ -99,9 +99,8 @@ def _dualpipe_v_ops(rank: int, p: int, m: int) -> list[Op]:
     next_micro_batch = {letter: count() for letter in "FfIi"}
     weights: deque[Op] = deque()  # gradients that can be computed
     ops: list[Op] = []
-    for letter in letters.replace("B", "IX").replace(
-        "b", "iX"
-    ):  # X: the W of the backward just before
+    # X: the W of the backward just before
+    for letter in letters.replace("B", "IX").replace("b", "iX"):
         if letter == "W":
             ops.append(weights.popleft())
         elif letter == "X":

@@ -1,7 +1,7 @@
 """Schedules a V greedily under a memory limit: each rank, whenever it is free, takes the most
 urgent op that fits.
 
-What is urgent says a *building block*: when each pass of one micro-batch would run, repeated every
+A *building block* says what is urgent: when each pass of one micro-batch would run, repeated every
 6 units for the next one (a rank has F, B and W of two chunks for each). Where the block leaves a
 rank idle, as at the start and the end, other ops fill the hole. The blocks are those of arXiv
 2405.15362, section 4; how holes are filled is ours.
@@ -23,12 +23,8 @@ from labkit.schedules.schedule import (
 from labkit.schedules.stages import v_shape
 from labkit.sizes import check_size
 
-PASSES = (
-    (FORWARD, 1),
-    (BACKWARD, 1),
-    (FORWARD, 0),
-    (BACKWARD, 0),
-)  # kind and chunk; weight gradients have no time
+# Kind and chunk; weight gradients have no time
+PASSES = ((FORWARD, 1), (BACKWARD, 1), (FORWARD, 0), (BACKWARD, 0))
 # The building block, what fills a hole first, and how many chunks its forwards must leave free
 TRIES = (
     ("half", "BWF", 1), ("none", "BFW", 1), ("least", "BFW", 2), ("half", "WBF", 3),
@@ -105,9 +101,8 @@ class Greedy:
         self.reserve = reserve
         self.times = [block_times(block, p, rank) for rank in range(p)]
         self.left = [_all_passes(m) for _ in range(p)]  # what each rank has not done
-        self.weights: list[deque[Op]] = [
-            deque() for _ in range(p)
-        ]  # gradients that can be computed
+        # Of each rank, the gradients that it can compute
+        self.weights: list[deque[Op]] = [deque() for _ in range(p)]
         self.held = [0] * p  # chunks whose activations each rank has
         self.done: set[tuple[int, Op]] = set()
 

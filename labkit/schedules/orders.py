@@ -1,4 +1,10 @@
-"""Makes the known schedules: GPipe, 1F1B, interleaved 1F1B, and zero bubble."""
+"""Makes well-known schedules (GPipe, 1F1B, interleaved 1F1B, zero bubble): for each of p ranks, the
+order of its ops on m micro-batches.
+
+F3 is the forward of micro-batch 3, B3 its backward, and F3.1 the forward through the rank's second
+chunk. A *chunk* is one of the v stages of a rank. Micro-batches are *in flight* on a rank while it
+holds their activations.
+"""
 
 from labkit.schedules.schedule import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule
 from labkit.sizes import check_size, whole_number
@@ -9,9 +15,8 @@ def gpipe(pp_size: int, num_micro_batches: int) -> Schedule:
 
     It is simple, but every rank holds the activations of all m micro-batches.
 
-    Bubble (idle / ideal time): (p-1)/m. Peak in flight (micro-batches whose activations a rank
-    holds): m.
-    Source: arXiv 1811.06965, section 2.3.
+    Bubble (idle / ideal time): (p-1)/m. Peak in flight: m.
+    Source: arXiv 1811.06965, section 2.3; the bubble, arXiv 2104.04473, section 2.2.1.
 
     >>> print(gpipe(2, 3))
     GPipe: 2 ranks, 3 micro-batches
@@ -46,12 +51,16 @@ def interleaved(pp_size: int, num_micro_batches: int, num_chunks: int) -> Schedu
     """1F1B with v chunks of the model per rank: a smaller bubble, for v times the messages and more
     memory.
 
-    Each chunk takes a round of p micro-batches before the next chunk takes them. Where p does not
-    divide m, rounds are a little larger; if m < p, all m make one round. Bubble: (p-1)/(v m) for m
-    >= p; in general (v*max(m, p) + min(m, p) - 1)/(v m) - 1. Peak in flight on rank r, in passes
-    through a chunk: min(v m, 2(p-r-1) + (v-1)g + 1) with g the largest round; for g = p, 1F1B's
-    memory on rank 0 times 1 + (p-1)/(p v).
+    Rank r has the stages r, p + r, 2p + r, ... Micro-batches go in rounds of p: all of a round pass
+    through chunk 0, then through chunk 1, and so on. Where p does not divide m, rounds are a little
+    larger; if m < p, all m make one round.
+
+    - Bubble: (p-1)/(v m) for m >= p; in general (v*max(m, p) + min(m, p) - 1)/(v m) - 1.
+    - Peak in flight on rank r, in passes through a chunk: min(v m, 2(p-r-1) + (v-1)g + 1) with g,
+      the size of the largest round; for g = p, 1F1B's memory on rank 0 times 1 + (p-1)/(p v).
+
     Source: arXiv 2104.04473, section 2.2.2; the order is that of Megatron-LM where p divides m.
+    There v is the virtual pipeline size, and g the ``microbatch_group_size_per_vp_stage``.
 
     >>> print(interleaved(2, 2, num_chunks=2))
     interleaved 1F1B: 2 ranks, 2 micro-batches, 2 chunks per rank
@@ -71,24 +80,30 @@ def interleaved(pp_size: int, num_micro_batches: int, num_chunks: int) -> Schedu
         for chunk in reversed(range(v))
         for i in members
     ]
-    before_last_chunk = (v - 1) * max(
-        map(len, rounds)
-    )  # forwards that come before a micro-batch's last
-    ranks = [
-        _in_turn(forwards, backwards, before_last_chunk + 2 * (p - rank - 1)) for rank in range(p)
-    ]
+    largest_round = max(map(len, rounds))
+    # Forwards in earlier chunks, before the first micro-batch enters the last chunk
+    before_last_chunk = (v - 1) * largest_round
+    ranks = []
+    for rank in range(p):
+        # 2: the steps from here to the last rank, and those back with the gradient
+        num_warmup = before_last_chunk + 2 * (p - rank - 1)
+        ranks.append(_in_turn(forwards, backwards, num_warmup))
     return Schedule("interleaved 1F1B", p, m, ranks, v)
 
 
 def zero_bubble(pp_size: int, num_micro_batches: int, extra_in_flight: int = 0) -> Schedule:
-    """1F1B with the backward split in two; weight gradients wait until the rank would otherwise be
-    idle.
+    """1F1B with the backward split in two. Rank r - 1 waits only for the gradient of the input, so
+    weight gradients wait until rank r would otherwise be idle.
 
-    With t_b for the gradient of the input, t_w <= t_f, t_b for that of the weights, and e =
-    ``extra_in_flight``, the busiest rank is idle between its first op and its last for (p-1)(t_f +
-    t_b) - (min(m, p+e)-1) t_w, if that is above zero; with 1F1B it would be (p-1)(t_f + t_b + t_w).
-    Peak in flight: min(m, p+e). ZB-H1 is e = 0, with the memory of 1F1B's rank 0 on every rank;
-    ZB-H2 is e = p-1, for almost twice the memory.
+    Let t_f, t_b and t_w be the times of F, B (the gradient of the input) and W (of the weights),
+    t_w no larger than the others, and e = ``extra_in_flight``. The rank that idles longest does so,
+    between its first op and its last, for
+
+        (p-1)(t_f + t_b) - (min(m, p+e) - 1) t_w
+
+    or 0 if that is negative; with 1F1B it would be (p-1)(t_f + t_b + t_w). Peak in flight:
+    min(m, p+e). ZB-H1 is e = 0, with the memory of 1F1B's rank 0 on every rank; ZB-H2 is e = p-1,
+    for almost twice the memory.
 
     No schedule saves the (p-1) t_f that the last rank waits for its first input; with t_f = t_b =
     t_w, ZB-H1 has no other idle time in a step. ZB-H2 then saves time only if a rank can go on to
@@ -106,6 +121,7 @@ def zero_bubble(pp_size: int, num_micro_batches: int, extra_in_flight: int = 0) 
             f"extra_in_flight={extra_in_flight!r} with pp_size={p}: use 0 (ZB-H1) to {p - 1} "
             "(ZB-H2)"
         )
+    # In this order: with one rank e is 0 in both, and that is ZB-H1.
     names = {p - 1: "zero bubble (ZB-H2)", 0: "zero bubble (ZB-H1)"}
     name = names.get(extra_in_flight, f"zero bubble, {extra_in_flight} more in flight")
     ranks = [_zero_bubble_ops(p - rank, m, p, extra_in_flight) for rank in range(p)]
@@ -121,8 +137,12 @@ def _in_turn(forwards: list[Op], backwards: list[Op], num_warmup: int) -> list[O
     that are left.
     """
     ops = forwards[:num_warmup]
-    for index, backward in enumerate(backwards):
-        ops += [*forwards[num_warmup + index : num_warmup + index + 1], backward]
+    later_forwards = iter(forwards[num_warmup:])
+    for backward in backwards:
+        forward = next(later_forwards, None)
+        if forward is not None:
+            ops.append(forward)
+        ops.append(backward)
     return ops
 
 
@@ -130,17 +150,18 @@ def _zero_bubble_ops(ranks_left: int, m: int, p: int, extra: int) -> list[Op]:
     """Return the ops of the rank with ``ranks_left`` ranks from it to the pipeline's end, itself
     included.
     """
-    num_forwards = min(m, ranks_left + min(extra, ranks_left - 1))
-    ops = [Op(FORWARD, i) for i in range(num_forwards)]
-    num_weight_grads = 0
+    # At most 2 * ranks_left - 1 forwards fit in before the first gradient comes back.
+    forwards_done = min(m, ranks_left + min(extra, ranks_left - 1))
+    weight_grads_done = 0
+    ops = [Op(FORWARD, i) for i in range(forwards_done)]
     for i in range(m):
         ops.append(Op(BACKWARD, i))
-        if (
-            num_forwards == m or num_forwards - num_weight_grads == p + extra
-        ):  # no forward is left, or no room for one
-            ops.append(Op(WEIGHT_GRADIENT, num_weight_grads))
-            num_weight_grads += 1
-        if num_forwards < m:
-            ops.append(Op(FORWARD, num_forwards))
-            num_forwards += 1
-    return ops + [Op(WEIGHT_GRADIENT, i) for i in range(num_weight_grads, m)]
+        no_forward_is_left = forwards_done == m
+        memory_is_full = forwards_done - weight_grads_done == p + extra
+        if no_forward_is_left or memory_is_full:
+            ops.append(Op(WEIGHT_GRADIENT, weight_grads_done))
+            weight_grads_done += 1
+        if not no_forward_is_left:
+            ops.append(Op(FORWARD, forwards_done))
+            forwards_done += 1
+    return ops + [Op(WEIGHT_GRADIENT, i) for i in range(weight_grads_done, m)]

@@ -24,7 +24,8 @@ class Op(NamedTuple):
     chunks.
 
     Where the backward is split, ``backward`` computes the gradient of the input, which the stage
-    before waits for, and ``weight_gradient`` that of the weights.
+    before waits for, and ``weight_gradient`` that of the weights. In the zero-bubble paper these
+    are B and W, as here; torch calls them I and W, and a whole backward B.
 
     >>> str(Op("forward", 3)), str(Op("backward", 0, chunk=1))
     ('F3', 'B0.1')
@@ -77,13 +78,10 @@ class Schedule:
     num_micro_batches: int  # m
     ranks: Sequence[Sequence[Op]]  # the ops of each rank, in its order
     num_chunks: int = 1  # v, the number of chunks of the model on each rank
-    kinds: tuple[str, ...] = (
-        FORWARD,
-        BACKWARD,
-    )  # forward alone in evaluation, all three if the backward is split
-    stages: Sequence[
-        Sequence[int]
-    ] = ()  # of each rank, chunk by chunk: `round_robin` unless given, or `v_shape`
+    # Forward alone in evaluation, all three if the backward is split
+    kinds: tuple[str, ...] = (FORWARD, BACKWARD)
+    # Of each rank, chunk by chunk: `round_robin` unless given, or `v_shape`
+    stages: Sequence[Sequence[int]] = ()
 
     def __post_init__(self):
         for name in ("pp_size", "num_micro_batches", "num_chunks"):

@@ -3,7 +3,8 @@ inputs.
 
 Y = X A + b with A: [in, out]. PyTorch stores the transpose, [out, in]: columns of A are rows of the
 weight.
-Source: arXiv 1909.08053, section 3; argument names as in Megatron-LM.
+Source: arXiv 1909.08053, section 3; argument names as in Megatron-LM, where ``gather_output`` is
+False by default.
 """
 
 from collections.abc import Callable
@@ -33,8 +34,8 @@ from labkit.tensor_parallel.shards import ShardedWeight, transpose_chunks
 
 
 class ParallelLinear(ShardedWeight):
-    """The base of both layers: this rank's shard of the weight, and a bias with one number for each
-    of its rows. What is sent when, the layers say.
+    """The base class of both layers: this rank's shard of the weight, and a bias with one number
+    for each row of that shard. The subclasses say what is sent, and when.
     """
 
     partition_dim: int  # of the weight [out, in]: 0 divides the outputs, 1 the inputs
@@ -47,11 +48,11 @@ class ParallelLinear(ShardedWeight):
         *,
         bias: bool = True,
         init_method: Callable[[torch.Tensor], object] = nn.init.xavier_normal_,
-        stride: int = 1,
+        stride: int = 1,  # how many matrices are stacked in the weight, as Q, K and V
         skip_bias_add: bool = False,
         sequence_parallel: bool = False,
         defer_grad_reduce: bool = False,
-        **options,
+        **options,  # of ShardedWeight: keep_master_weight_for_test, dtype, device
     ):
         output_size = check_size("output_size", output_size)
         input_size = check_size("input_size", input_size)
@@ -65,9 +66,12 @@ class ParallelLinear(ShardedWeight):
         self.input_size = input_size
         self.skip_bias_add = skip_bias_add
         self.sequence_parallel = sequence_parallel
+        # Without sequence_parallel no gradient is partial.
         self.defer_grad_reduce = defer_grad_reduce and sequence_parallel
         self.bias = nn.Parameter(torch.empty_like(self.weight[:, 0])) if bias else None
         if bias:
+            # For data parallelism, the gradient norm and checkpoints (labkit.placement): the bias
+            # is cut like the weight's rows, or whole on each rank.
             replicated = Placement(copy_groups=(group,), defer_grad_reduce=self.defer_grad_reduce)
             like_weight = self.placements["weight"]
             self.placements["bias"] = like_weight if self.partition_dim == 0 else replicated
@@ -84,23 +88,23 @@ class ColumnParallelLinear(ParallelLinear):
 
         X [ A_1 | A_2 ]  =  [ X A_1 | X A_2 ]  =  [ Y_1 | Y_2 ]          rank i computes Y_i = X A_i
 
-    Communication, if x [..., in] has n bytes:
+    Communication in a group of t ranks, if x [..., in] of the whole sequence has n bytes:
 
-    - forward: none. With ``gather_output`` the outputs are all-gathered: of m bytes in all, each
-      rank sends (t - 1)/t m.
+    - forward: with ``gather_output``, the default, the outputs are all-gathered: of m bytes in all,
+      each rank sends (t - 1)/t m. Without it nothing is sent.
     - backward: the gradients of x are all-reduced while the rank computes that of its weight; each
       rank sends 2 (t - 1)/t n.
     - with ``sequence_parallel``: forward all-gathers x; backward does that again, and
       reduce-scatters its gradients. Each of these sends (t - 1)/t n.
 
-    ``forward(x)`` returns ``(output, output_bias)``. x: [..., in], replicated. Output:
-    [..., out/t].
+    ``forward(x)`` returns ``(output, output_bias)``. x: [..., in], replicated. Output: [..., out],
+    or [..., out/t] without ``gather_output``.
 
     Args:
         gather_output: give every rank all outputs, [..., out]. A row-parallel layer takes the
             shards as they are.
-        init_method: fills the master weight [out, in], which is the same on every rank and for
-            every t.
+        init_method: fills the *master weight*, the whole [out, in] before it is cut, which is the
+            same on every rank and for every t. (It is no float32 copy.)
         stride: how many matrices are stacked in a fused weight: see `chunks_of_rank`.
         keep_master_weight_for_test: keep the master weight as ``master_weight``.
         skip_bias_add: return the bias as ``output_bias`` (otherwise None), for a caller that fuses
@@ -143,6 +147,7 @@ class ColumnParallelLinear(ParallelLinear):
 
     def _gather_output(self, shard: torch.Tensor) -> torch.Tensor:
         gathered = gather_from_tp(shard, self.group)
+        # From all matrices of rank 0, of rank 1, ... to matrix 0 of all ranks, matrix 1, ...
         return transpose_chunks(gathered, self.group.size(), self.stride)
 
 
@@ -153,11 +158,12 @@ class RowParallelLinear(ParallelLinear):
         [ X_1 | X_2 ] [-----]  =  X_1 A_1 + X_2 A_2  =  Y        rank i computes X_i A_i,
                       [ A_2 ]                                    then all-reduce
 
-    Communication, if the output [..., out] has n bytes:
+    Communication in a group of t ranks, if the whole output [..., out] has n bytes:
 
     - forward: the ranks' products are all-reduced; each rank sends 2 (t - 1)/t n.
-    - backward: none, because each rank has the gradient of the sum. Without ``input_is_parallel``
-      the gradients of the slices of x are all-gathered.
+    - backward: with ``input_is_parallel`` nothing is sent, because each rank has the gradient of
+      the sum. Without it, the default, each rank took its slice of x, and the gradients of these
+      slices are all-gathered: each rank sends (t - 1)/t of x's bytes.
     - with ``sequence_parallel``: a reduce-scatter in forward, and an all-gather of the gradient in
       backward; each sends (t - 1)/t n. Backward also all-reduces the bias's gradient, unless
       ``defer_grad_reduce`` leaves that to the end of the step.
@@ -200,7 +206,8 @@ class RowParallelLinear(ParallelLinear):
             _check_width(x, self.input_size // tp_size, f"input_size={self.input_size} / tp_size")
         else:
             _check_width(x, self.input_size, "input_size")
-            x = scatter_to_tp(transpose_chunks(x, self.stride, tp_size), self.group)
+            x = transpose_chunks(x, self.stride, tp_size)  # so that each rank's part is consecutive
+            x = scatter_to_tp(x, self.group)
         reduce = reduce_scatter_to_sequence if self.sequence_parallel else reduce_from_tp
         output = reduce(F.linear(x, self.weight), self.group)  # the sum of X_i A_i
         bias = self.bias
@@ -219,7 +226,9 @@ def column_linear(
     group: dist.ProcessGroup,
     sequence_parallel=False,
 ) -> torch.Tensor:
-    """Return this rank's outputs [..., out/t] for its weight [out/t, in], which may be tied."""
+    """Return this rank's outputs [..., out/t] for its weight [out/t, in], which may also be an
+    embedding's (tied).
+    """
     refuse_autocast("a column-parallel layer", x.device)
     if group.size() == 1:
         return F.linear(x, weight, bias)
@@ -228,14 +237,19 @@ def column_linear(
 
 
 class _ColumnLinear(torch.autograd.Function):
-    """Y_i = X A_i + b_i.
+    """Y_i = X A_i + b_i: the same as copy_to_tp or gather_from_sequence, then F.linear, but in one
+    function, so that backward can send while it computes.
 
-    Backward gathers a sharded X while it computes dX, and reduces dX while it computes dA_i.
+    Backward gathers a sharded X while it computes dX, and reduces dX while it computes dA_i. This
+    is Megatron-LM's ``LinearWithGradAccumulationAndAsyncCommunication`` without its fusion, which
+    adds dA_i to a float32 ``main_grad`` inside the product: here dA_i is rounded to the weight's
+    type first. In a split backward nothing hides the gather of X.
     """
 
     @staticmethod
     def forward(ctx, x, weight, bias, group, sequence_parallel):
-        # With sequence_parallel only this rank's slice of x is saved, as Megatron-LM does.
+        # With sequence_parallel only this rank's slice of x is saved, as in Megatron-LM: backward
+        # gathers it again.
         ctx.save_for_backward(x, weight)
         ctx.group = group
         ctx.sequence_parallel = sequence_parallel
@@ -251,8 +265,8 @@ class _ColumnLinear(torch.autograd.Function):
         rows = grad.reshape(-1, grad.size(-1))  # [tokens, out/t]
         grad_x = grad_weight = grad_bias = None
         shards = gather_work = reduce_work = None
-        # Messages first, so that they travel while this rank computes: x while it computes the
-        # gradient of x, and that gradient while it computes the one of the weight.
+        # Start each message before the product that hides it: x is gathered during grad @ weight,
+        # and grad_x is reduced while grad_weight is computed.
         if need_weight and ctx.sequence_parallel:
             shards, gather_work = start_all_gather(x, ctx.group)
         if need_x:
@@ -266,10 +280,10 @@ class _ColumnLinear(torch.autograd.Function):
                 gather_work.wait()
                 x = torch.cat(shards.unbind(), SEQUENCE_DIM)
             grad_weight = rows.T @ x.reshape(-1, x.size(-1))
+        if need_bias:
+            grad_bias = rows.sum(0)  # this, too, while grad_x travels
         if reduce_work is not None:
             reduce_work.wait()
-        if need_bias:
-            grad_bias = rows.sum(0)
         return grad_x, grad_weight, grad_bias, None, None
 
 
@@ -277,12 +291,13 @@ def needed_gradients(ctx) -> tuple[bool, ...]:
     """Return, for each input of an autograd function (tensors first), whether this backward pass
     needs its gradient.
 
-    ``ctx.needs_input_grad`` says which gradients any pass may need.
-    `labkit.pipeline.split_backward` computes those of inputs and of weights in separate passes, and
-    only autograd's engine knows which nodes a pass reaches. Inside `torch.autograd.grad` the engine
-    cannot answer for leaves: then fall back to ``ctx.needs_input_grad``.
+    A zero-bubble pipeline runs backward twice, for inputs and for weights
+    (`labkit.pipeline.split_backward`). ``ctx.needs_input_grad`` is the same in both, so ask
+    autograd's engine which nodes this pass visits. Inside `torch.autograd.grad` the engine cannot
+    answer for leaves: then fall back to ``ctx.needs_input_grad``.
     """
-    nodes = [node for node, _ in ctx.next_functions]  # of the tensors only
+    # Of tensors only: the other inputs come after them, and never need a gradient.
+    nodes = [node for node, _ in ctx.next_functions]
     needed = []
     for index, may_be_needed in enumerate(ctx.needs_input_grad):
         try:

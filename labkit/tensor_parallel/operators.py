@@ -1,10 +1,13 @@
-"""Defines the conjugate operators of tensor parallelism: one collective in forward, its conjugate
-in backward.
+"""Defines the operators of tensor parallelism: one communication in forward, its *conjugate* in
+backward.
 
 A tensor is *replicated* if every rank of the group has the same values, *sharded* if each has a
-slice, and *partial* if the true value is the sum over the ranks. If each rank uses a replicated
-tensor for its own shard, the gradient is partial: so an identity in forward is an all-reduce in
-backward. The table of operators is at the end of this file.
+slice, and *partial* if the true value is the sum over the ranks.
+
+The conjugate is what the chain rule asks for: a copy in forward is a sum in backward, and a sum is
+a copy. If each rank multiplies a replicated x by its own shard of a weight, it gets only a part of
+x's gradient. The parts must be added up, so an identity in forward is an all-reduce in backward.
+The table of operators is at the end of this file.
 
 Source: arXiv 1909.08053, section 3 (f and g); arXiv 2205.05198, section 4.2 (along the sequence).
 """
@@ -24,7 +27,7 @@ SEQUENCE_DIM = -2
 
 
 class Operator(NamedTuple):
-    """Applies one function of ``(tensor, group, *dim)`` to x in forward, and another to the
+    """Applies one function of ``(tensor, group, *last_args)`` to x in forward, and another to the
     gradient in backward.
 
     Call it with ``(x, group)``, ``x: [..., seq, hidden]``; x is not modified. In a group of one it
@@ -33,7 +36,7 @@ class Operator(NamedTuple):
 
     forward: Callable[..., torch.Tensor]
     backward: Callable[..., torch.Tensor]
-    dim: tuple[int, ...] = ()
+    last_args: tuple[int, ...] = ()  # of both functions: (dim,), or () for those without a dim
 
     def __call__(self, x: torch.Tensor, group: dist.ProcessGroup) -> Any:
         return _Apply.apply(x, self, group) if group.size() > 1 else x
@@ -44,15 +47,16 @@ class _Apply(torch.autograd.Function):
     def forward(ctx, x, operator, group):
         ctx.operator = operator
         ctx.group = group
-        return operator.forward(x, group, *operator.dim)
+        return operator.forward(x, group, *operator.last_args)
 
     @staticmethod
     @first_derivative_only
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return ctx.operator.backward(grad, ctx.group, *ctx.operator.dim), None, None
+        grad_x = ctx.operator.backward(grad, ctx.group, *ctx.operator.last_args)
+        return grad_x, None, None
 
 
-# -- collectives and slices: out of place, any dim, strided tensors too ----------------------------
+# -- collectives and slices: out of place, any dim, non-contiguous tensors too ---------------------
 
 
 def identity(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -61,9 +65,10 @@ def identity(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def all_reduce(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Return the sum of all ranks' x.
+    """Return the sum of all ranks' x, in a new tensor, because x may be in use elsewhere
+    (Megatron-LM reduces in place).
 
-    The copy is contiguous: gloo reduces strided tensors wrongly.
+    It is contiguous: NCCL takes no other, and gloo reduces non-contiguous tensors wrongly.
     """
     total = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
@@ -78,7 +83,10 @@ def all_gather(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Ten
 
 
 def start_all_gather(x: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, dist.Work]:
-    """Start to gather all ranks' x, ``[t, *x.shape]``: valid after ``work.wait()``."""
+    """Start to gather all ranks' x, ``[t, *x.shape]``.
+
+    Returns at once. Read the result, or change x, only after ``work.wait()``.
+    """
     shards = x.new_empty(group.size(), *x.shape)
     flat = shards.flatten(0, 1)  # a view: torch wants the ranks' tensors one after the other
     work = all_gather_single(flat, x.contiguous(), group=group, async_op=True)
@@ -95,10 +103,11 @@ def reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch
 def start_reduce_scatter(
     x: torch.Tensor, group: dist.ProcessGroup, dim: int
 ) -> tuple[torch.Tensor, dist.Work]:
-    """Start a `reduce_scatter`; the result is valid after ``work.wait()``."""
-    slices = torch.cat(_slices(x, group, dim))  # one tensor: gloo would reduce a list one by one
-    local = torch.empty_like(slices[: len(slices) // group.size()])
-    work = reduce_scatter_single(local, slices, group=group, async_op=True)
+    """Start a `reduce_scatter`: read the result only after ``work.wait()``."""
+    stacked = torch.cat(_slices(x, group, dim))  # one tensor: gloo would reduce a list one by one
+    slice_length = len(stacked) // group.size()
+    local = torch.empty_like(stacked[:slice_length])
+    work = reduce_scatter_single(local, stacked, group=group, async_op=True)
     return local, work
 
 
@@ -116,9 +125,11 @@ def _slices(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> tuple[torch.
 # -- the operators ---------------------------------------------------------------------------------
 
 #                              the value in forward        its gradient in backward
+#                              (x         -> output)       (arriving  -> returned)
 # copy_to_tp                   replicated -> replicated    partial    -> replicated
 # reduce_from_tp               partial    -> replicated    replicated -> replicated
-# scatter_to_tp, _sequence     replicated -> sharded       sharded    -> replicated
+# scatter_to_tp                replicated -> sharded       sharded    -> replicated
+# scatter_to_sequence          replicated -> sharded       sharded    -> replicated
 # gather_from_tp               sharded    -> replicated    replicated -> sharded
 # gather_from_sequence         sharded    -> replicated    partial    -> sharded
 # reduce_scatter_to_sequence   partial    -> sharded       sharded    -> replicated
@@ -126,18 +137,23 @@ def _slices(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> tuple[torch.
 # gather_from_sequence feeds sharded work, whose gradients are partial; gather_from_tp feeds
 # replicated work. At the end of a row below: what becomes of x [..., s, h] in forward.
 #
-# What a rank sends, of x with n bytes before it is cut or after it is gathered: an all-gather or a
-# reduce-scatter (t - 1)/t n, an all-reduce twice that; identity and local_slice send nothing.
+# If the whole x, not a shard of it, has n bytes, a rank of a ring of t sends (t - 1)/t n in an
+# all-gather or a reduce-scatter, twice that in an all-reduce, nothing in identity and local_slice.
+# Along the sequence, x [batch, seq, hidden] is copied before or after the message, so that the
+# ranks' slices stand one after the other. Megatron-LM's [seq, batch, hidden] needs no copy.
+#
+# Letters: 1909.08053 has f and g; in 2205.05198 g and g-bar are the pair of the sequence, and the
+# first paper's g is called f-bar. Megatron-LM: copy_to_tensor_model_parallel_region and so on.
 HIDDEN = (HIDDEN_DIM,)
 SEQUENCE = (SEQUENCE_DIM,)
 
 # fmt: off
 #                                     forward         backward
-copy_to_tp                 = Operator(identity,       all_reduce)                # "f" in the paper
-reduce_from_tp             = Operator(all_reduce,     identity)                  # "g" in the paper
+copy_to_tp                 = Operator(identity,       all_reduce)                # f
+reduce_from_tp             = Operator(all_reduce,     identity)                  # g, later f-bar
 scatter_to_tp              = Operator(local_slice,    all_gather,     HIDDEN)    # h -> h/t
 gather_from_tp             = Operator(all_gather,     local_slice,    HIDDEN)    # h/t -> h
 scatter_to_sequence        = Operator(local_slice,    all_gather,     SEQUENCE)  # s -> s/t
-gather_from_sequence       = Operator(all_gather,     reduce_scatter, SEQUENCE)  # s/t -> s
-reduce_scatter_to_sequence = Operator(reduce_scatter, all_gather,     SEQUENCE)  # s -> s/t
+gather_from_sequence       = Operator(all_gather,     reduce_scatter, SEQUENCE)  # s/t -> s, g
+reduce_scatter_to_sequence = Operator(reduce_scatter, all_gather,     SEQUENCE)  # s -> s/t, g-bar
 # fmt: on

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -151,7 +152,7 @@ def halves_are_backward(module, x):
 
 
 def in_halves(output, x, grad):
-    split_backward(output, x, grad)()
+    split_backward(get_gradient_edge(output), x, grad)()
 
 
 def at_once(output, x, grad):
@@ -186,7 +187,7 @@ def test_each_half_does_its_own_products_and_no_others():
     x = torch.randn(3, WIDTH, requires_grad=True)
     output = module(x)
     with Count() as first:
-        weight_gradient = split_backward(output, x, torch.ones_like(output))
+        weight_gradient = split_backward(get_gradient_edge(output), x, torch.ones_like(output))
     assert first.products == 5
     assert x.grad is not None
     assert all(parameter.grad is None for parameter in module.parameters())
@@ -204,7 +205,7 @@ def test_the_second_half_of_a_transformer_layer_runs_no_node_between_its_weights
     nodes = nodes_of(output.grad_fn)
     for node in nodes:
         node.register_prehook(partial(noted, ran, node.name()))
-    weight_gradient = split_backward(output, x, torch.ones_like(output))
+    weight_gradient = split_backward(get_gradient_edge(output), x, torch.ones_like(output))
     assert {"GeluBackward0", "NativeLayerNormBackward0"} <= ran.keys()
     assert sum(times for name, times in ran.items() if "Accumulate" in name) == 1  # x's
     ran.clear()
@@ -241,7 +242,7 @@ def test_a_checkpointed_layer_is_computed_again_once_and_then_for_each_node_with
     x = torch.randn(2, WIDTH, requires_grad=True)
     output = Checkpointed(inner)(x)
     calls.clear()
-    weight_gradient = split_backward(output, x, torch.ones_like(output))
+    weight_gradient = split_backward(get_gradient_edge(output), x, torch.ones_like(output))
     assert len(calls) == 2
     calls.clear()
     weight_gradient()
@@ -280,7 +281,7 @@ def test_the_output_may_be_let_go_between_the_halves():
     """Nothing else holds the graph then, and before torch 2.13 a node of a Python function does not outlive it."""
     x, weight = (torch.randn(3, requires_grad=True) for _ in range(2))
     output = Product.apply(x, weight).sum()
-    weight_gradient = split_backward(output, x, None)
+    weight_gradient = split_backward(get_gradient_edge(output), x, None)
     del output
     weight_gradient()
     torch.testing.assert_close(weight.grad, x.detach())
@@ -291,7 +292,7 @@ def test_what_comes_after_the_last_weight_is_let_go_with_the_first_half():
     """On the last stage, that is the loss with all its logits."""
     x, given = torch.randn(3, WIDTH, requires_grad=True), []
     output = Keeps.apply(nn.Linear(WIDTH, WIDTH)(x), given)
-    weight_gradient = split_backward(output, x, torch.ones_like(output))
+    weight_gradient = split_backward(get_gradient_edge(output), x, torch.ones_like(output))
     del output
     assert given[0]() is None
     weight_gradient()
@@ -331,7 +332,7 @@ def work_of_column_layers_halves(sequence_parallel):
         return result
 
     output, _ = note(layer, x)
-    weight_gradient = note(split_backward, output, x, torch.ones_like(output))
+    weight_gradient = note(split_backward, get_gradient_edge(output), x, torch.ones_like(output))
     assert layer.weight.grad is None
     note(weight_gradient)
     layer(x)[0].sum().backward()

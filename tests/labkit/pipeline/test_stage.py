@@ -14,8 +14,9 @@ from labkit import pipeline
 from labkit.data_parallel import DataParallel, FullyShardedDataParallel
 from labkit.groups import init_groups
 from labkit.layout import ParallelLayout
+from labkit.pipeline.worker import Stage
 from labkit.placement import placements
-from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
+from labkit.schedules import Op, gpipe, interleaved, one_f_one_b, zero_bubble
 from tests.support.pipelines import WIDTH, even, in_float64, mean_square, model_chunks, parity, same_gradients
 
 
@@ -223,3 +224,18 @@ def most_alive_in(groups, schedule):
 def test_activations_live_until_their_backward_and_no_longer(on_ranks, schedule):
     found = on_ranks(most_alive, schedule, world_size=4)
     assert found == [(schedule.peak_in_flight(rank), 0) for rank in range(4)]
+
+
+@pytest.mark.parametrize("schedule", [one_f_one_b(2, 1), zero_bubble(2, 1)])
+def test_an_output_that_was_sent_takes_no_memory_until_its_backward(schedule):
+    layer = nn.Linear(4, 4)
+    x = torch.randn(3, 4)
+    stage = Stage(layer, 0, schedule, [x], None, mean_square, None, False)
+    output = stage.forward(Op("forward", 0), None)
+    sent = weakref.ref(output)
+    del output
+    assert sent() is None
+    stage.backward(Op("backward", 0), torch.ones(3, 4))
+    if "weight_gradient" in schedule.kinds:
+        stage.do(Op("weight_gradient", 0), None)
+    torch.testing.assert_close(layer.weight.grad, torch.ones(3, 4).T @ x)
