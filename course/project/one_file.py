@@ -72,15 +72,14 @@ rank = dist.get_rank()
 world_size = dist.get_world_size()
 tp, pp = args.tp, args.pp
 assert world_size % (tp * pp) == 0, "--tp times --pp must divide the number of ranks"
-assert args.hidden % args.heads == args.heads % tp == 256 % tp == 0, (
-    "--tp must divide --heads and 256; --heads --hidden"
-)
+VOCABULARY = 256  # tokens are bytes
+assert args.hidden % args.heads == 0, "--heads must divide --hidden"
+assert args.heads % tp == VOCABULARY % tp == 0, f"--tp must divide --heads and {VOCABULARY}"
 assert args.layers >= pp, "each stage needs a layer: --layers must be --pp or more"
 dp = world_size // (tp * pp)
 num_micro_batches = args.global_batch // (dp * args.micro_batch)
-assert num_micro_batches * dp * args.micro_batch == args.global_batch, "--micro_batch times dp must divide it"
+assert num_micro_batches * dp * args.micro_batch == args.global_batch, "--micro_batch times dp must divide --global_batch"
 dtype = getattr(torch, args.dtype)
-VOCABULARY = 256  # tokens are bytes
 grid = torch.arange(world_size).view(pp, dp, tp)
 pp_rank, dp_rank, tp_rank = (index.item() for index in (grid == rank).nonzero()[0])
 is_first = pp_rank == 0
@@ -267,7 +266,8 @@ def vocab_parallel_embedding(ids, weight):
 def vocab_parallel_loss(logits, targets):
     """Return the mean cross-entropy of ``logits`` [batch, seq, vocabulary / tp].
 
-    Sends three numbers for each token, and not its logits: their maximum, the sum of their exponentials, the target's.
+    All-reduces three numbers for each token, and not its logits: their maximum, the sum of their exponentials, and the
+    target's.
     """
     highest = logits.detach().amax(-1)
     dist.all_reduce(highest, dist.ReduceOp.MAX, group=tp_group)
@@ -346,7 +346,10 @@ class Bucket:
 
 
 def make_buckets(params):
-    """Put ``params`` into buckets in the order in which backward makes their gradients: the last layer's first."""
+    """Put ``params`` into buckets, the last layer's first: about in the order in which backward makes their gradients.
+
+    (Only the head comes late: it is a parameter of the stage itself, and these stand before those of its layers.)
+    """
     lists = [[]]
     num_elements = 0
     for param in reversed(params):
