@@ -78,7 +78,7 @@ assert args.heads % tp == VOCABULARY % tp == 0, f"--tp must divide --heads and {
 assert args.layers >= pp, "each stage needs a layer: --layers must be --pp or more"
 dp = world_size // (tp * pp)
 num_micro_batches = args.global_batch // (dp * args.micro_batch)
-assert num_micro_batches * dp * args.micro_batch == args.global_batch, "--micro_batch times dp must divide --global_batch"
+assert num_micro_batches * dp * args.micro_batch == args.global_batch, "micro_batch times dp must divide global_batch"
 dtype = getattr(torch, args.dtype)
 grid = torch.arange(world_size).view(pp, dp, tp)
 pp_rank, dp_rank, tp_rank = (index.item() for index in (grid == rank).nonzero()[0])
