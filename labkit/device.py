@@ -6,6 +6,15 @@ import contextlib
 import os
 
 
+def count_gpus() -> int:
+    """Return how many GPUs CUDA can use in this process: of one in MIG mode, one instance."""
+    import torch
+
+    if not torch.cuda.device_count():  # NVML's answer: it does not start CUDA, and counts MIG whole
+        return 0
+    return torch._C._cuda_getDeviceCount()
+
+
 def choose_backend(asked: str, num_ranks: int, num_gpus: int) -> tuple[str, str]:
     """Return ``"nccl"`` or ``"gloo"``, and a sentence that says why.
 

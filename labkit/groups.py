@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from labkit.device import count_gpus
 from labkit.layout import AXES, EXPERT_AXES, Coords, ParallelLayout
 from labkit.sizes import ranks_text
 
@@ -323,7 +324,7 @@ def local_device() -> torch.device:
     """
     if not dist.is_initialized() or "cuda:nccl" not in dist.get_backend_config():
         return torch.device("cpu")
-    num_gpus = torch.cuda.device_count()
+    num_gpus = count_gpus()
     if not num_gpus:  # a backend for tests, with NCCL's rules, in a world of CPU ranks
         return torch.device("cpu")
     return torch.device("cuda", local_rank() % num_gpus)  # a rank may see only its own

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from labkit.data_parallel.replicas import check_alike
-from labkit.device import prepare_gpu, take_turns
+from labkit.device import count_gpus, prepare_gpu, take_turns
 from labkit.groups import local_device, local_rank
 from labtrain.config import TrainConfig
 from labtrain.data import TokenFile
@@ -45,7 +45,7 @@ def world(one_queue: bool = False, posts_receives: bool = True) -> Iterator[None
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     torch.set_num_threads(num_threads(ranks_here, os.environ))
     prepare_gpu(one_queue, posts_receives)  # before CUDA is asked for anything
-    has_gpu = torch.cuda.device_count() >= ranks_here
+    has_gpu = count_gpus() >= ranks_here
     on_gpu = _on_all_ranks(has_gpu, store, rank, world_size)
     if world_size > 1 and not on_gpu:
         take_turns()

@@ -22,6 +22,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
+from labkit.device import count_gpus
 from labkit.launch.linux import read_text
 from labkit.launch.rank import STACK_SIGNAL, libc, stop
 from labkit.launch.rank import main as run_rank
@@ -225,13 +226,7 @@ def _exit_with_gpu_count(visible: str | None) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
     count = 0
     with suppress(Exception):
-        import torch
-
-        # This is NVML's answer, which counts a GPU in MIG mode as a whole one.
-        count = torch.cuda.device_count()
-        if count:
-            # This is CUDA's: what a rank can use, of MIG one instance.
-            count = torch._C._cuda_getDeviceCount()
+        count = count_gpus()
     os._exit(min(count, 255))  # the exit status is the answer
 
 

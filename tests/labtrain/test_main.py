@@ -364,7 +364,7 @@ def test_how_many_queues_a_gpu_has(command, monkeypatch, options, given, connect
 
     started = []
     monkeypatch.setattr(os, "environ", {**environment(), **given})
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr("labtrain.world.count_gpus", lambda: 1)
     monkeypatch.setattr(labtrain.world.dist, "init_process_group", start_cuda)
     assert command(*options.split())[0] == 2
     assert started == [("nccl", connections)]

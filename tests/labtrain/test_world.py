@@ -145,7 +145,7 @@ def test_cuda_finds_its_settings_when_it_is_first_asked(monkeypatch):
         return 0
 
     seen = []
-    monkeypatch.setattr("torch.cuda.device_count", device_count)
+    monkeypatch.setattr("labtrain.world.count_gpus", device_count)
     for options in ({"one_queue": True}, {"posts_receives": False}):
         monkeypatch.setattr(os, "environ", environment())
         with world(**options):
