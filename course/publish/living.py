@@ -6,6 +6,7 @@ stored, and results are folded below their questions.
 """
 
 import ast
+import base64
 import copy
 import importlib
 import json
@@ -21,6 +22,7 @@ import nbformat
 
 from course.explorers.jupyter import CONTROLS
 from course.explorers.page import MODULES, View
+from course.pictures.narrow import fold_svg
 from course.predict import Between, Question
 from course.publish import pyodide
 from course.working_copy import ASKS_IN_WORDS, COMPARES, SUMMARY, hide_answers
@@ -40,6 +42,7 @@ STAYS = (
     "showed when this page was made.</em></p>"
 )
 ANSWERED = '<details data-answers="{}"><summary>After your answer</summary>'
+IMAGE = re.compile(r'<img [^>]*src="data:image/svg\+xml;base64,([^"]*)"[^>]*>')
 RUN_TO_ANSWER = " Run this cell to answer here."
 
 
@@ -100,8 +103,18 @@ def enliven(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         for output in cell.outputs:
             if html := output.get("data", {}).get("text/html"):
                 html = html.replace(CONTROLS, "" if call else STAYS).replace(RUN_TO_ANSWER, "")
+                html = IMAGE.sub(with_narrow, html)
                 output.data["text/html"] = f"<div {place}>{html}</div>" if place else html
     return living
+
+
+def with_narrow(image: re.Match) -> str:
+    """Return a stored picture with the one that a telephone shows instead, if it has such a one."""
+    narrow = fold_svg(base64.b64decode(image[1]).decode())
+    if not narrow:
+        return image[0]
+    source = f"data:image/svg+xml;base64,{base64.b64encode(narrow.encode()).decode()}"
+    return f'<picture><source media="(max-width: 600px)" srcset="{source}">{image[0]}</picture>'
 
 
 def explorer_call(cell: nbformat.NotebookNode) -> tuple[str, list, dict] | None:
@@ -126,8 +139,10 @@ def explorer_call(cell: nbformat.NotebookNode) -> tuple[str, list, dict] | None:
 
 def explorer_place(name: str, values: list, named: dict, view: str) -> str:
     """Return the attributes of an explorer's place, as page.js reads them; ``view`` is its key in addresses."""
-    first = View(name, values, named).make()
+    first, narrow = (View(name, values, named, on_phone).make() for on_phone in (False, True))
     given = f"data-values='{_in_quotes([values, named])}' data-first='{_in_quotes(first)}'"
+    if narrow["stage"] != first["stage"]:
+        given += f" data-narrow='{_in_quotes(narrow['stage']['steps'])}'"
     return f'data-explorer="{name}" data-view="{view}" {given} class="labkit-place"'
 
 

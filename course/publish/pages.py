@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
 from course import working_copy
-from course.publish import living, pyodide, source
+from course.publish import living, pyodide, source, styles
 from labtrain.command_line import run_command
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +69,6 @@ LAST = """{styles}<script defer src="{root}lab/wake.js"></script></head>"""
 INLINE = re.compile(r"<script(?![^>]* src=)[^>]*>.*?</script>|<style.*?</style>", re.DOTALL)
 UNUSED = re.compile(r'<script[^>]* src="[^"]*fontawesome[^"]*"></script>')  # page.css has the icons
 COLOURS = re.compile(r"\x1b\[[\d;]*m")
-FONTS = re.compile(r"@font-face\{[^}]*\}")
 MENDED = {
     r'_static/styles/theme\.css[^"]*': "_static/basic.css",  # all that it imports
     r'<th class="[^"]*"><p></p></th>': "<td></td>",  # heads nothing
@@ -102,10 +101,9 @@ def write_site(names: list[str], site: Path, follow: bool = True) -> list[str]:
     for pattern in LEFT_OUT:
         for path in [*site.rglob(pattern)]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    for style in (site / "_static" / "styles").glob("*.css"):
-        style.write_text(FONTS.sub("", style.read_text()))
     for page in site.rglob("*.html"):
         finish(page, site)
+    styles.drop_unused(site, (site / "_static").rglob("*.css"), (path for path in living.FILES if path.suffix == ".js"))
     return COLOURS.sub("", warnings.getvalue()).splitlines()
 
 
