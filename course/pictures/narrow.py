@@ -12,7 +12,7 @@ from math import ceil
 from textwrap import wrap
 from typing import Any, NamedTuple
 
-from course.pictures.scene import Mark, Scene, Traveller, box, label, line, text_width
+from course.pictures.scene import MARGIN, Mark, Scene, Traveller, box, label, line, text_width
 from course.pictures.style import GREY, MUTED
 from course.pictures.timeline import GAP, LEFT, WORK
 
@@ -27,11 +27,13 @@ BESIDE, BAR = 24.0, 16.0  # the heights of a row, and of a bar, of what stood be
 LONGER = 1.5  # times as long as the bars were there
 MOST_BANDS, MOST_ROWS = 4, 12  # of any picture; of one that stays in view while a control moves
 THINNEST = 5.0  # pixels of most ops: with less, a picture has more bands
+SLIVER = 1.0  # pixels: less goes to no band of its own
 NEAR = 0.3  # pixels: what is stored is rounded
 OP = re.compile(r"([A-Za-z]?)(\d+)(\.\d+)?")
 GROUP = re.compile(r'<g style="transform:translate\((\S+)px,(\S+)px\)">(.*?)</g>')
 PART = re.compile(r"<(rect|path|text)([^>]*?)(?:/>|>([^<]*)</text>)")
 ATTRIBUTE = re.compile(r'([\w-]+)="([^"]*)"')
+VIEW = re.compile(r'viewBox="\S+ \S+ (\S+) (\S+)"')
 POINT = re.compile(r"[ML](\S+?) ([^ MLZ]+)")
 
 
@@ -160,7 +162,8 @@ def scene_of(svg: str) -> Scene:
         if parts:
             marks.append(_mark(f"{len(marks)}", float(x), float(y), parts))
     said = [unescape(found[1]) if (found := re.search(f"<{tag}>(.*?)</{tag}>", svg)) else "" for tag in ("title", "desc")]
-    return Scene(*said, marks, 0.0)
+    width, height = (float(size) - 2 * MARGIN for size in VIEW.findall(svg)[0])
+    return Scene(*said, marks, height, width)
 
 
 def _mark(key: str, x: float, y: float, parts: list[tuple[str, dict[str, str], str]]) -> Mark:
@@ -200,6 +203,10 @@ def band_length(wide: Wide, most_rows: int) -> float:
 def _length(wide: Wide, bands: int, shortest: float) -> float:
     """Return the length of so many bands: ops that start in time with the shortest end with their band."""
     length = (wide.right - LEFT) / bands
+    total = max(mark.right for _, mark in wide.in_time) - LEFT
+    num_shortest = round(total / shortest)
+    if abs(total / shortest - num_shortest) < 0.3:
+        shortest = total / num_shortest  # what is stored is rounded
     whole = ceil(length / shortest - 0.05) * shortest
     return whole if length < whole < length * 1.1 else length
 
@@ -274,7 +281,7 @@ class _Folded:
         """Yield each band in which a box is seen, its place there, and its width."""
         band, x = self.at(mark.x)
         width = mark.width * BAND / self.length
-        while band < self.bands - 1 and x + width > WIDTH + NEAR:
+        while band < self.bands - 1 and x + width > WIDTH + SLIVER:
             yield band, x, WIDTH - x
             band, x, width = band + 1, START, width - (WIDTH - x)
         yield band, x, width
@@ -306,7 +313,7 @@ class _Folded:
     def boxes(self, row: Row, mark: Mark, text: str) -> Iterator[Mark]:
         """Yield the pieces of a box; the widest has its text."""
         pieces = [*self.pieces(mark)]
-        widest = max(pieces, key=lambda piece: piece[2])
+        widest = max(pieces, key=lambda piece: round(piece[2]))
         for piece in pieces:
             band, x, width = piece
             fits = piece is widest and _fits(text, width)
