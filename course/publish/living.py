@@ -42,7 +42,8 @@ STAYS = (
     "showed when this page was made.</em></p>"
 )
 ANSWERED = '<details data-answers="{}"><summary>After your answer</summary>'
-IMAGE = re.compile(r'<img [^>]*src="data:image/svg\+xml;base64,([^"]*)"[^>]*>')
+SVG = "data:image/svg+xml;base64,"
+IMAGE = re.compile(rf'<img [^>]*src="{re.escape(SVG)}([^"]*)"[^>]*>')
 RUN_TO_ANSWER = " Run this cell to answer here."
 
 
@@ -103,18 +104,24 @@ def enliven(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         for output in cell.outputs:
             if html := output.get("data", {}).get("text/html"):
                 html = html.replace(CONTROLS, "" if call else STAYS).replace(RUN_TO_ANSWER, "")
-                html = IMAGE.sub(with_narrow, html)
+                html = folded(html)
                 output.data["text/html"] = f"<div {place}>{html}</div>" if place else html
     return living
 
 
-def with_narrow(image: re.Match) -> str:
-    """Return a stored picture with the one that a telephone shows instead, if it has such a one."""
-    narrow = fold_svg(base64.b64decode(image[1]).decode())
-    if not narrow:
-        return image[0]
-    source = f"data:image/svg+xml;base64,{base64.b64encode(narrow.encode()).decode()}"
-    return f'<picture><source media="(max-width: 600px)" srcset="{source}">{image[0]}</picture>'
+def folded(html: str) -> str:
+    """Return HTML in which a stored timeline is a picture that a telephone shows folded."""
+
+    def fold(image: re.Match) -> str:
+        narrow = fold_svg(base64.b64decode(image[1]).decode()).encode()
+        return with_narrow(image[0], SVG + base64.b64encode(narrow).decode()) if narrow else image[0]
+
+    return IMAGE.sub(fold, html)
+
+
+def with_narrow(image: str, address: str) -> str:
+    """Return an image with the one that a telephone shows instead."""
+    return f'<picture><source media="(max-width: 600px)" srcset="{address}">{image}</picture>'
 
 
 def explorer_call(cell: nbformat.NotebookNode) -> tuple[str, list, dict] | None:

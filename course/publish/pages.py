@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
 from course import working_copy
+from course.pictures.narrow import fold_svg
 from course.publish import living, pyodide, source, styles
 from labtrain.command_line import run_command
 
@@ -78,7 +79,7 @@ MENDED = {
 """In the theme's HTML: what is a request too many, and what a screen reader would stumble on."""
 NOSCRIPT = """<noscript><p>Without JavaScript, everything stays as it was stored.</p></noscript>"""
 SEARCHES = re.compile(r'<script src="[^"]*(?:searchtools|language_data|searchindex)\.js[^"]*"></script>')
-PICTURE = re.compile(r'(?=src="([^"]*_images/[^"]*\.svg)")')
+PICTURE = re.compile(r'<img ([^>]*)src="([^"]*_images/[^"]*)\.svg"([^>]*>)')
 VIEW = re.compile(r'viewBox="\S+ \S+ (\S+) (\S+)"')
 LINKED = re.compile(r'<(a|link|script|img)\s(?:[^>]*?\s)?(?:href|src)="([^"]*)"')
 ID = re.compile(r'\sid="([^"]*)"')
@@ -117,17 +118,26 @@ def finish(page: Path, site: Path) -> None:
         text = re.sub(found, better, text)
     if "data-explorer" in text or "data-question" in text:
         text = text.replace('<article class="bd-article">', f'<article class="bd-article">{NOSCRIPT}', 1)
-    text = PICTURE.sub(lambda found: _size(page.parent / found[1]), text)
+    text = PICTURE.sub(lambda found: _picture(found, page), text)
     policy = "; ".join(map(" ".join, POLICY.items()))
     styles = "".join(f'<link rel="stylesheet" href="{root}lab/{style}">' for style in STYLES)
     text = text.replace("<head>", FIRST.format(policy=policy, root=root), 1)
     page.write_text(text.replace("</head>", LAST.format(styles=styles, root=root), 1))
 
 
-def _size(picture: Path) -> str:
-    """Return a picture's size as attributes, so that a page keeps its place until it is there."""
-    view = VIEW.search(picture.read_text()[:1000])
-    return f'width="{view[1]}" height="{view[2]}" ' if view else ""
+def _picture(found: re.Match, page: Path) -> str:
+    """Return a picture with its size, so that a page keeps its place, and with what a telephone shows, if it differs."""
+    about, name, rest = found.groups()
+    svg = (page.parent / f"{name}.svg").read_text()
+    view = VIEW.search(svg[:1000])
+    if not view:
+        return found[0]
+    image = f'<img {about}width="{view[1]}" height="{view[2]}" src="{name}.svg"{rest}'
+    narrow = fold_svg(svg)
+    if not narrow:
+        return image
+    (page.parent / f"{name}-narrow.svg").write_text(narrow)
+    return living.with_narrow(image, f"{name}-narrow.svg")
 
 
 def dead_links(site: Path) -> list[str]:

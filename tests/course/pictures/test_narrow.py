@@ -29,6 +29,8 @@ def drawn(*choice) -> Scene:
 
 
 def stored_timelines():
+    for name in "pipeline_schedules", "utilisation":
+        yield name, (ROOT / f"pics/{name}.svg").read_text()
     for path in working_copy.notebooks(ROOT):
         for cell in nbformat.read(ROOT / path, as_version=4).cells:
             for output in cell.get("outputs", []):
