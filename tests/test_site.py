@@ -394,7 +394,7 @@ def test_on_a_phone_a_timeline_is_seen_whole_in_letters_that_can_be_read(phone):
     slider = phone.get_by_role("slider", name="micro-batches m")
     slider.scroll_into_view_if_needed()  # it moves with its picture in view
     paper, control = place.locator(".paper").bounding_box(), slider.bounding_box()
-    assert 0 <= paper["y"] and paper["y"] + paper["height"] <= control["y"] < 800
+    assert paper["y"] >= 0 and paper["y"] + paper["height"] <= control["y"] < 800
     assert paper["height"] <= 0.45 * 800 + 2
 
 

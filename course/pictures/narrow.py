@@ -4,7 +4,7 @@ A timeline is read from its marks, so one that a notebook stored as SVG is folde
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from html import unescape
@@ -12,8 +12,8 @@ from math import ceil
 from textwrap import wrap
 from typing import Any, NamedTuple
 
-from course.pictures.scene import MARGIN, Mark, Scene, Traveller, box, label, line, text_width
-from course.pictures.style import GREY, MUTED
+from course.pictures.scene import MARGIN, USUAL, Mark, Scene, Traveller, label, line, text_width
+from course.pictures.style import GREY, INK, MUTED
 from course.pictures.timeline import GAP, LEFT, WORK
 
 WIDTH, LETTERS, LINE = 318.0, 16.0, 22.0
@@ -95,6 +95,8 @@ def fold(scene: Scene, most_rows: int = MOST_ROWS) -> Scene:
 
 def fold_svg(svg: str) -> str:
     """Return a stored timeline for a narrow screen; "" if it is another picture."""
+    if "<desc>" not in svg:
+        return ""  # no scene's
     scene = scene_of(svg)
     folded = fold(scene, MOST_ROWS * MOST_BANDS)
     return folded.svg() if folded is not scene else ""
@@ -161,9 +163,9 @@ def scene_of(svg: str) -> Scene:
         parts = [(shape, dict(ATTRIBUTE.findall(about)), unescape(text)) for shape, about, text in PART.findall(inside)]
         if parts:
             marks.append(_mark(f"{len(marks)}", float(x), float(y), parts))
-    said = [unescape(found[1]) if (found := re.search(f"<{tag}>(.*?)</{tag}>", svg)) else "" for tag in ("title", "desc")]
+    title, says = (unescape(re.findall(f"<{tag}>([^<]*)", svg)[0]) for tag in ("title", "desc"))
     width, height = (float(size) - 2 * MARGIN for size in VIEW.findall(svg)[0])
-    return Scene(*said, marks, height, width)
+    return Scene(title, says, marks, height, width)
 
 
 def _mark(key: str, x: float, y: float, parts: list[tuple[str, dict[str, str], str]]) -> Mark:
@@ -173,8 +175,8 @@ def _mark(key: str, x: float, y: float, parts: list[tuple[str, dict[str, str], s
     look: dict[str, Any] = dict(text="\n".join(text for _, text in texts))
     if texts:
         how = texts[0][0]
-        look |= dict(size=float(how.get("font-size", 13)), bold="font-weight" in how, anchor=how.get("text-anchor", "middle"))
-        look |= dict(ink=how["fill"]) if "fill" in how else {}
+        look |= dict(size=float(how.get("font-size", USUAL)), bold="font-weight" in how)
+        look |= dict(anchor=how.get("text-anchor", "middle"), ink=how.get("fill", INK))
     if shape == "text":
         return Mark(key, "label", x, y, **look)
     look |= dict(edge=about.get("stroke", "none"), dashed="stroke-dasharray" in about)
@@ -266,8 +268,9 @@ class _Folded:
         played = {}
         if scene.clock:
             right = START + (self.wide.right - LEFT) / self.length * BAND
-            rows = self.top, self.top + self.wide.bottom
-            played["clock"] = (START, _tenths(right), *map(_tenths, rows), *scene.clock[4:6], 0.0, 0.0, BAND, _tenths(self.height))
+            rows = right, self.top, self.top + self.wide.bottom
+            end, unit = scene.clock[4:6]
+            played["clock"] = (START, *map(_tenths, rows), end, unit, 0.0, 0.0, BAND, _tenths(self.height))
             played["travellers"] = [self.traveller(each) for each in scene.travellers]
         return replace(scene, marks=marks, height=self.end, width=WIDTH, **played)
 
@@ -356,7 +359,7 @@ class _Folded:
         said = [f"Rows: ranks. Axis: {self.wide.unit}."]
         for block in self.wide.blocks:
             said.append(f"{block.title}: {block.facts}" if self.wide.names_blocks else block.facts)
-        for number, text in enumerate(line for each in said for line in _lines(each)):
+        for number, text in enumerate(part for each in said for part in _lines(each)):
             yield self.word(f"narrow.fact{number}", text)
 
     def word(self, key: str, text: str, **look) -> Mark:

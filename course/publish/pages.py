@@ -126,7 +126,7 @@ def finish(page: Path, site: Path) -> None:
 
 
 def _picture(found: re.Match, page: Path) -> str:
-    """Return a picture with its size, so that a page keeps its place, and with what a telephone shows, if it differs."""
+    """Return a picture with its size, so that a page keeps its place, and with its narrow form, if it has one."""
     about, name, rest = found.groups()
     svg = (page.parent / f"{name}.svg").read_text()
     view = VIEW.search(svg[:1000])
