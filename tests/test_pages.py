@@ -5,7 +5,7 @@ import re
 import nbformat
 import pytest
 
-from course.publish import extension, living, pages, source
+from course.publish import extension, living, pages, source, styles
 
 
 @pytest.fixture
@@ -77,6 +77,28 @@ def test_no_page_runs_or_styles_what_the_policy_refuses(project, site):
         assert "Content-Security-Policy" in text and "fontawesome" not in text
         assert not re.search(r"<script(?![^>]* src=)|<style| on\w+=|http-equiv=\"refresh", text)
     assert "font-face" not in "".join(path.read_text() for path in site.rglob("*.css"))
+
+
+def test_of_a_style_sheet_stays_what_pages_and_scripts_name():
+    sheet = """
+    @charset "utf-8"; /* of .no-one */ @font-face { src: url(a.woff) }
+    .there, .gone > a { content: "}" } .gone { color: red } #here:not(.gone), a:is(.gone, :hover) { color: blue }
+    [data-theme=dark] .p-0\\.5 { top: 0 } main h7 { top: 1px } @keyframes gone { from { top: 0 } }
+    @media print { .gone { top: 0 } } @media (max-width: 1px) { .gone { top: 0 } .there { top: 2px } }
+    """
+    kept = re.sub(r"\s+", " ", styles.needed(sheet, {"there", "here", "main", "a", "p-0.5"})).strip()
+    expected = """
+    @charset "utf-8";.there{ content: "}" }#here:not(.gone),a:is(.gone, :hover){ color: blue }
+    [data-theme=dark] .p-0\\.5{ top: 0 }@keyframes gone{ from { top: 0 } }@media (max-width: 1px){.there{ top: 2px }}
+    """
+    assert kept.replace(" ", "") == re.sub(r"\s+", "", expected)
+
+
+def test_what_scripts_and_pages_name_is_found(tmp_path):
+    (tmp_path / "a.html").write_text('<nav class="one two" id="three">four</nav>')
+    (tmp_path / "a.js").write_text('node.className = "five-6"')
+    (tmp_path / "searchindex.js").write_text("words of the text")
+    assert {"nav", "one", "two", "three", "five-6"} <= (found := styles.names(tmp_path, [])) and "text" not in found
 
 
 def test_what_answers_a_question_in_words_is_folded(project, site):

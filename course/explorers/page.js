@@ -30,7 +30,10 @@ class View {
     this.key = place.dataset.view;
     this.waiting = [];  // what is to be asked when Python has answered
     this.address = {};
-    this.build(JSON.parse(place.dataset.first));
+    this.isPhone = matchMedia(PHONE).matches;
+    const first = JSON.parse(place.dataset.first), { narrow } = place.dataset;
+    if (this.isPhone && narrow) first.stage.steps = JSON.parse(narrow);
+    this.build(first);
   }
   get isAwake() { return "busy" in this; }
 
@@ -38,7 +41,7 @@ class View {
     if (this.isAwake) return;
     this.busy = null;
     this.copied.textContent = STARTS;
-    this.ask("make", [this.place.dataset.explorer, ...JSON.parse(this.place.dataset.values)]);
+    this.ask("make", [this.place.dataset.explorer, ...JSON.parse(this.place.dataset.values), this.isPhone]);
     if (Object.keys(words).length) this.ask("restore", words);
   }
 
@@ -118,8 +121,8 @@ class View {
       this.copied.textContent = done ? "Copied: paste it into a notebook of the lab." : "This cell shows the same in the lab:";
     });
     const rest = [this.facts, element("p", { class: "labkit-copy" }, copy, " ", this.copied), this.cell];
-    const isPhone = matchMedia(PHONE).matches;  // the picture comes first there, and stays in view: see choice.css
-    const first = isPhone ? [drawing, this.note, this.says, row] : [row, this.note, this.says, drawing];
+    // On a telephone, the picture comes first, and stays in view: see choice.css.
+    const first = this.isPhone ? [drawing, this.note, this.says, row] : [row, this.note, this.says, drawing];
     this.place.replaceChildren(...first, ...rest);
     this.place.classList.add("labkit-explorer");
     stage.render({ model: this.picture, el: drawing });

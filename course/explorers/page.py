@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from course.explorers.base import Explorer
+from course.pictures.narrow import fold
 from course.pictures.steps import difference, differences
 
 MODULES = {
@@ -28,15 +29,16 @@ MOST_LETTERS = 3  # "tensor t" is t in an address, "GPUs per node" is gpus_per_n
 
 
 class View:
-    """An explorer on a page; each method returns what page.js then shows."""
+    """An explorer on a page, perhaps a narrow one; each method returns what page.js then shows."""
 
-    def __init__(self, name: str, values: list, named: Mapping[str, Any]):
+    def __init__(self, name: str, values: list, named: Mapping[str, Any], narrow: bool = False):
         module = import_module(f"course.explorers.{MODULES[name]}")
         self.explorer: Explorer = getattr(module, name)(*values, **named)
         self.first, self.first_picked = self.explorer.choice, self.explorer.picked
         last_words = {name: control.description.split()[-1] for name, control in self.explorer.controls.items()}
         self.short = {name: word if len(word) <= MOST_LETTERS else name for name, word in last_words.items()}
-        self.steps: list[dict[str, Any]] = differences(self.explorer.steps)
+        self.narrow = narrow
+        self.steps = self._drawn()
 
     def make(self) -> dict[str, Any]:
         """Return everything."""
@@ -84,8 +86,12 @@ class View:
         """Return what each option would change elsewhere, which takes as long as a few pictures."""
         return {"controls": {name: {"hints": each.hints} for name, each in self.explorer.controls.items()}}
 
+    def _drawn(self) -> list[dict[str, Any]]:
+        steps = self.explorer.steps
+        return differences([*map(fold, steps)] if self.narrow else steps)
+
     def _changed(self) -> dict[str, Any]:
-        before, self.steps = self.steps, differences(self.explorer.steps)
+        before, self.steps = self.steps, self._drawn()
         if len(before) == len(self.steps) == 1:
             return {"stage": {"changes": difference(before[0], self.steps[0])}, **self._shown()}
         return {"stage": {"steps": self.steps}, **self._shown()}

@@ -87,7 +87,7 @@ function playhead(svg, layers, marks, list, buttons, time) {
     if (clock.length) handle.setAttribute("tabindex", 0);
     else handle.removeAttribute("tabindex");
     found = [...(clock.length ? marks.querySelectorAll(":scope > :not(.leaving)") : [])].map((group) => {
-      const [x, y] = group.style.transform.match(NUMBERS).map(Number), bar = group.firstElementChild, parts = [...group.children];
+      const [x, y] = unfolded(...group.style.transform.match(NUMBERS).map(Number)), bar = group.firstElementChild, parts = [...group.children];
       const size = bar.tagName === "path" ? "d" : "width", full = (group.dataset.full ??= bar.getAttribute(size) ?? "");
       const width = Number(size === "d" ? full.match(NUMBERS)[2] : full), height = Number(bar.getAttribute("height"));
       const inTime = bar.tagName !== "text" && x >= clock[0] && x < clock[1] && y >= clock[2] && y < clock[3];
@@ -104,6 +104,16 @@ function playhead(svg, layers, marks, list, buttons, time) {
   }
 
   // -- zoom
+  // Where time is folded into bands (see narrow.py), a clock ends in their width and height. Here time goes on.
+  const bandAt = (place, size) => (size ? Math.max(0, Math.floor(place / size)) : 0);
+  function unfolded(x, y) {
+    const [, , top, , , , , , wide = 0, tall = 0] = clock, band = bandAt(y - top + 1, tall);
+    return [x + band * wide, y - band * tall];
+  }
+  function folded(x, y) {
+    const [left, right, , , , , , , wide = 0, tall = 0] = clock, band = bandAt(Math.min(x, right - 1) - left, wide);
+    return [x - band * wide, y + band * tall];
+  }
   const share = (x) => (x - clock[0]) / (clock[1] - clock[0]), clamp = (low, x, high) => Math.max(low, Math.min(high, x));
   const seen = (x) => clock[0] + (share(x) - from) * zoom * (clock[1] - clock[0]);
   const inside = (x) => clamp(clock[0], seen(x), clock[1]);
@@ -136,11 +146,14 @@ function playhead(svg, layers, marks, list, buttons, time) {
   const placeAll = (whole) => found.filter(({ inTime }) => inTime).forEach((mark) => place(mark, whole));
   function zoomBy(factor, at = now) {  // what is at this moment stays where it is
     const times = clamp(1, zoom * factor, MOST_ZOOM);
-    if (clock.length) look(times, at - (at - from) * zoom / times);
+    if (clock.length && !clock[8]) look(times, at - (at - from) * zoom / times);
   }
   const reveal = (group) => group.classList.contains("outside")
     && look(zoom, share(found.find((mark) => mark.group === group).x) - 0.3 / zoom);
-  const pointed = ({ clientX }) => share((clientX - layer.getScreenCTM().e) / layer.getScreenCTM().a) / zoom + from;
+  function pointed({ clientX, clientY }) {
+    const { a, d, e, f } = layer.getScreenCTM();
+    return share(unfolded((clientX - e) / a, (clientY - f) / d)[0]) / zoom + from;
+  }
   svg.addEventListener("wheel", (event) => {
     if (!clock.length || !event.ctrlKey) return;
     event.preventDefault();
@@ -160,6 +173,7 @@ function playhead(svg, layers, marks, list, buttons, time) {
   function move(to) {
     now = clamp(0, to, 1);
     buttons.hidden = list.hidden = time.hidden = !clock.length;
+    buttons.hidden ||= Boolean(clock[8]);
     if (list.hidden) return;
     const [left, right, , bottom, end, unit] = clock, x = left + now * (right - left), playing = svg.classList.contains("playing");
     const lengthOf = (width) => Number((width / (right - left) * end).toPrecision(3));
@@ -171,7 +185,8 @@ function playhead(svg, layers, marks, list, buttons, time) {
         bar.bar.setAttribute("width", bar.width * (isSeen ? (level ?? 0) / (Number(bar.level) || 1) : 1));
       }
       for (const run of said) path += awaitedBy(run, x);
-      cut += `M${seen(x)} ${row.top - 3}V${row.bottom + 3}`;
+      const [there, top] = folded(seen(x), row.top - 3);
+      cut += `M${there} ${top}v${row.bottom - row.top + 6}`;
       showState(row, work?.short ?? work?.name ?? "idle", idle ? `idle ${lengthOf(idle)}` : "");
       if (playing && found.length <= MOST_PALE) row.runs.forEach((run) => setFuture(run, run.x > x));
       const holds = level === undefined ? "" : ` · holds ${level}`;
@@ -180,7 +195,7 @@ function playhead(svg, layers, marks, list, buttons, time) {
     fly(x);
     awaited.setAttribute("d", path);
     line.setAttribute("d", cut);
-    handle.setAttribute("transform", `translate(${seen(x)},${bottom + 4})`);
+    handle.setAttribute("transform", `translate(${folded(seen(x), bottom + 4)})`);
     const number = now * end >= 1000 ? Math.round(now * end) : Number((now * end).toPrecision(3));
     const moment = `${number} ${number === 1 ? unit.replace("units", "unit") : unit}`;
     time.textContent = `At ${moment}`;
@@ -204,7 +219,7 @@ function playhead(svg, layers, marks, list, buttons, time) {
     const keys = run.awaits?.split(" "), all = keys ? found.filter(({ key }) => keys.includes(key)) : [];
     return all.map((to) => {
       const there = inside(clamp(to.x, x, to.x + to.width));
-      return arrowPath(seen(x), run.y + run.height / 2, there, to.y + to.height / 2);
+      return arrowPath(...folded(seen(x), run.y + run.height / 2), ...folded(there, to.y + to.height / 2));
     }).join("");
   }
   function showState({ texts: [paper, state, count] }, text, idle) {  // at the row's end

@@ -6,6 +6,7 @@ stored, and results are folded below their questions.
 """
 
 import ast
+import base64
 import copy
 import importlib
 import json
@@ -21,6 +22,7 @@ import nbformat
 
 from course.explorers.jupyter import CONTROLS
 from course.explorers.page import MODULES, View
+from course.pictures.narrow import fold_svg
 from course.predict import Between, Question
 from course.publish import pyodide
 from course.working_copy import ASKS_IN_WORDS, COMPARES, SUMMARY, hide_answers
@@ -40,6 +42,8 @@ STAYS = (
     "showed when this page was made.</em></p>"
 )
 ANSWERED = '<details data-answers="{}"><summary>After your answer</summary>'
+SVG = "data:image/svg+xml;base64,"
+IMAGE = re.compile(rf'<img [^>]*src="{re.escape(SVG)}([^"]*)"[^>]*>')
 RUN_TO_ANSWER = " Run this cell to answer here."
 
 
@@ -100,8 +104,24 @@ def enliven(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         for output in cell.outputs:
             if html := output.get("data", {}).get("text/html"):
                 html = html.replace(CONTROLS, "" if call else STAYS).replace(RUN_TO_ANSWER, "")
+                html = folded(html)
                 output.data["text/html"] = f"<div {place}>{html}</div>" if place else html
     return living
+
+
+def folded(html: str) -> str:
+    """Return HTML in which a stored timeline is a picture that a telephone shows folded."""
+
+    def fold(image: re.Match) -> str:
+        narrow = fold_svg(base64.b64decode(image[1]).decode()).encode()
+        return with_narrow(image[0], SVG + base64.b64encode(narrow).decode()) if narrow else image[0]
+
+    return IMAGE.sub(fold, html)
+
+
+def with_narrow(image: str, address: str) -> str:
+    """Return an image with the one that a telephone shows instead."""
+    return f'<picture><source media="(max-width: 600px)" srcset="{address}">{image}</picture>'
 
 
 def explorer_call(cell: nbformat.NotebookNode) -> tuple[str, list, dict] | None:
@@ -126,8 +146,10 @@ def explorer_call(cell: nbformat.NotebookNode) -> tuple[str, list, dict] | None:
 
 def explorer_place(name: str, values: list, named: dict, view: str) -> str:
     """Return the attributes of an explorer's place, as page.js reads them; ``view`` is its key in addresses."""
-    first = View(name, values, named).make()
+    first, narrow = (View(name, values, named, on_phone).make() for on_phone in (False, True))
     given = f"data-values='{_in_quotes([values, named])}' data-first='{_in_quotes(first)}'"
+    if narrow["stage"] != first["stage"]:
+        given += f" data-narrow='{_in_quotes(narrow['stage']['steps'])}'"
     return f'data-explorer="{name}" data-view="{view}" {given} class="labkit-place"'
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
 from course import working_copy
-from course.publish import living, pyodide, source
+from course.pictures.narrow import fold_svg
+from course.publish import living, pyodide, source, styles
 from labtrain.command_line import run_command
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +70,6 @@ LAST = """{styles}<script defer src="{root}lab/wake.js"></script></head>"""
 INLINE = re.compile(r"<script(?![^>]* src=)[^>]*>.*?</script>|<style.*?</style>", re.DOTALL)
 UNUSED = re.compile(r'<script[^>]* src="[^"]*fontawesome[^"]*"></script>')  # page.css has the icons
 COLOURS = re.compile(r"\x1b\[[\d;]*m")
-FONTS = re.compile(r"@font-face\{[^}]*\}")
 MENDED = {
     r'_static/styles/theme\.css[^"]*': "_static/basic.css",  # all that it imports
     r'<th class="[^"]*"><p></p></th>': "<td></td>",  # heads nothing
@@ -79,7 +79,7 @@ MENDED = {
 """In the theme's HTML: what is a request too many, and what a screen reader would stumble on."""
 NOSCRIPT = """<noscript><p>Without JavaScript, everything stays as it was stored.</p></noscript>"""
 SEARCHES = re.compile(r'<script src="[^"]*(?:searchtools|language_data|searchindex)\.js[^"]*"></script>')
-PICTURE = re.compile(r'(?=src="([^"]*_images/[^"]*\.svg)")')
+PICTURE = re.compile(r'<img ([^>]*)src="([^"]*_images/[^"]*)\.svg"([^>]*>)')
 VIEW = re.compile(r'viewBox="\S+ \S+ (\S+) (\S+)"')
 LINKED = re.compile(r'<(a|link|script|img)\s(?:[^>]*?\s)?(?:href|src)="([^"]*)"')
 ID = re.compile(r'\sid="([^"]*)"')
@@ -102,10 +102,9 @@ def write_site(names: list[str], site: Path, follow: bool = True) -> list[str]:
     for pattern in LEFT_OUT:
         for path in [*site.rglob(pattern)]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    for style in (site / "_static" / "styles").glob("*.css"):
-        style.write_text(FONTS.sub("", style.read_text()))
     for page in site.rglob("*.html"):
         finish(page, site)
+    styles.drop_unused(site, (site / "_static").rglob("*.css"), (path for path in living.FILES if path.suffix == ".js"))
     return COLOURS.sub("", warnings.getvalue()).splitlines()
 
 
@@ -119,17 +118,26 @@ def finish(page: Path, site: Path) -> None:
         text = re.sub(found, better, text)
     if "data-explorer" in text or "data-question" in text:
         text = text.replace('<article class="bd-article">', f'<article class="bd-article">{NOSCRIPT}', 1)
-    text = PICTURE.sub(lambda found: _size(page.parent / found[1]), text)
+    text = PICTURE.sub(lambda found: _picture(found, page), text)
     policy = "; ".join(map(" ".join, POLICY.items()))
     styles = "".join(f'<link rel="stylesheet" href="{root}lab/{style}">' for style in STYLES)
     text = text.replace("<head>", FIRST.format(policy=policy, root=root), 1)
     page.write_text(text.replace("</head>", LAST.format(styles=styles, root=root), 1))
 
 
-def _size(picture: Path) -> str:
-    """Return a picture's size as attributes, so that a page keeps its place until it is there."""
-    view = VIEW.search(picture.read_text()[:1000])
-    return f'width="{view[1]}" height="{view[2]}" ' if view else ""
+def _picture(found: re.Match, page: Path) -> str:
+    """Return a picture with its size, so that a page keeps its place, and with its narrow form, if it has one."""
+    about, name, rest = found.groups()
+    svg = (page.parent / f"{name}.svg").read_text()
+    view = VIEW.search(svg[:1000])
+    if not view:
+        return found[0]
+    image = f'<img {about}width="{view[1]}" height="{view[2]}" src="{name}.svg"{rest}'
+    narrow = fold_svg(svg)
+    if not narrow:
+        return image
+    (page.parent / f"{name}-narrow.svg").write_text(narrow)
+    return living.with_narrow(image, f"{name}-narrow.svg")
 
 
 def dead_links(site: Path) -> list[str]:

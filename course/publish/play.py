@@ -9,7 +9,7 @@ import nbformat
 
 from course import working_copy
 from course.explorers.jupyter import CONTROLS
-from course.publish.living import explorer_call, explorer_place
+from course.publish.living import explorer_call, explorer_place, folded
 
 ROOT = Path(__file__).parents[2]
 FRONT = Path(__file__).with_name("site") / "front.md"
@@ -77,6 +77,6 @@ def _explorer(name: str) -> str:
         call = explorer_call(cell)
         if call and call[0] == name:
             place = explorer_place(*call, view=name.removesuffix("_explorer"))
-            html = cell.outputs[0].data["text/html"].replace(CONTROLS, "")
+            html = folded(cell.outputs[0].data["text/html"].replace(CONTROLS, ""))
             return f"```{{raw}} html\n<div {place}>{html}</div>\n```"
     raise ValueError(f"notebook {SHOWN[name][0]} stores no {name}")
