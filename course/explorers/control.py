@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from html import escape
 from typing import Any
 
 
@@ -48,6 +49,19 @@ class Control:
     def word(self, value: Any) -> str:
         """Return how an option is written."""
         return {bool: ("off", "on").__getitem__, float: "{:g}".format}.get(type(value), str)(value)
+
+    def dragged_by(self, number: int, name: str = "") -> str:
+        """Return a number as HTML: dragged sideways, or by arrow keys, it moves this slider of numbers; see stage.js.
+
+        It may be that of a different ``name`` which follows from this control's, as d follows from n.
+        """
+        most = int(self.options[-1] * number / self.value)
+        about = f'aria-valuenow="{number}" aria-valuemin="1" aria-valuemax="{most}"'
+        control, named = escape(self.description), escape(name or self.description)
+        return (
+            f'<span class="labkit-number" role="spinbutton" tabindex="0" aria-label="{named}" {about} '
+            f'data-control="{control}" title="Drag it sideways, or press an arrow key">{number}</span>'
+        )
 
 
 slider, menu, buttons = (partial(Control, look=look) for look in ("slider", "menu", "buttons"))
