@@ -113,7 +113,7 @@ class collective_explorer(Explorer):
     def _without(self, away: int, start: Sequence[Sequence[float]]) -> Parts:
         """Show who waits when a rank does not come."""
         name, _, root, _, _ = self.shown
-        missing = without_rank(ON_A_RING[name] if name in ON_A_RING else name, start, away, root)
+        missing = without_rank(ON_A_RING.get(name) or name, start, away, root)
         waiting = [f"rank {rank} {state_text(missing, rank)}" for rank in sorted(missing.waits)]
         says = f"<b>Rank {away} does not come, and this stands still:</b> {'; '.join(waiting)}."
         how = f"Simulated, by gloo's rules. Press rank {away} to call it back."

@@ -10,10 +10,12 @@ class Control:
     """A choice of one of the ``options``. The first ``value`` is added if it is not among them, to a slider a number.
 
     ``look`` is "slider", "menu", "checkbox" or "buttons". ``hint``, if there is one, says of an option what choosing it
-    would change elsewhere, or "" if it fits.
+    would change elsewhere, or "" if it fits. ``leads_to`` says of an option what comes of it: a slider asks for one
+    more and one less.
     """
 
     hint: Callable[[Any], str] | None = None
+    leads_to: Callable[[Any], str] | None = None
     disabled = False
     hidden = False
 
@@ -37,6 +39,9 @@ class Control:
     @property
     def hints(self) -> list[str]:
         """The hint of each option, tried now; an empty list if there are none."""
+        if self.leads_to:
+            places = range(len(self.options))
+            return [self.leads_to(self.options[i]) if abs(i - self.index) == 1 else "" for i in places]
         return [self.hint(option) for option in self.options] if self.hint else []
 
     def index_of(self, value: Any) -> int:

@@ -16,7 +16,7 @@ WORKER = """addEventListener("message", async ({ data }) => {
   const got = await fetch("/answer", { method: "POST", body: JSON.stringify(data) });
   postMessage([data.view, await got.json()]);
 });"""
-PAGE = """<!doctype html><html lang="en"><head><title>An explorer</title>{styles}
+PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>An explorer</title>{styles}
 <style>body {{ font: 15px 'DejaVu Sans', sans-serif; margin: 8px; }}</style></head>
 <body><main><h1 style="font-size: 20px; margin: 0">An explorer</h1><div {place}></div></main>
 <script type="module" src="lab/page.js"></script></body></html>"""
