@@ -11,7 +11,7 @@ const SECONDS_A_MOMENT = 0.6, LEAST_SECONDS = 8, MOST_SECONDS = 45;  // a clock 
 const MOST_PALE = 600;  // marks: with more, what is still to come is not pale, which takes a browser too long to paint
 const SILENT = 3000;  // milliseconds in which a clock that plays says nothing to those who hear it
 const ROOM_BESIDE = 1040, LOW = 860;  // pixels: an explorer so wide, in a window so low, has its controls beside its picture
-const ABOVE = 240;  // pixels: an explorer's sentence, its buttons and facts
+const ABOVE = 310;  // pixels: a browser tab of JupyterLab, and an explorer's sentence, buttons and facts
 const PIXELS_A_STEP = 24, ANSWERED = 1000;  // from step to step of a number that is dragged; milliseconds until it goes on unanswered
 const MOST_MOVING = 160;  // marks: with more, a browser without a graphics card takes longer to move than to draw them
 
