@@ -66,11 +66,31 @@ function render({ model, el }) {
     if (had !== null) el.querySelector(had ? `[data-index="${had}"]` : "input, select")?.focus();
   }
 
+  // What one more and one less would lead to stands where the picture says its facts.
+  let said = "";
+  const placeOfFacts = () => el.closest(".labkit-explorer")?.querySelector(".fact");
+  function tell() {
+    const [hints, index, name] = ["hints", "index", "description"].map((each) => model.get(each)), place = placeOfFacts();
+    const both = [["one less", hints[index - 1]], ["one more", hints[index + 1]]].filter(([, hint]) => hint);
+    if (model.get("look") !== "slider" || !both.length || !place) return;
+    said = `${name}: ${both.map((each) => each.join(", ")).join("; ")}.`;
+    if (place.textContent !== said) place.textContent = said;
+  }
+  function untell() {
+    if (!said || el.contains(document.activeElement)) return;
+    const place = placeOfFacts();
+    if (place?.textContent === said) place.textContent = "";  // else the next control says its own
+    said = "";
+  }
+  for (const name of ["pointerenter", "focusin"]) el.addEventListener(name, tell);
+  for (const name of ["pointerleave", "focusout"]) el.addEventListener(name, () => setTimeout(untell));
+
   const events = ["index", "disabled", "hints"].map((name) => `change:${name}`).join(" ");
   const moved = () => {  // a slider that is being dragged must stay the same element
     const input = el.querySelector("input[type=range]");
     if (!input || Number(input.value) !== model.get("index")) draw();
     else for (const each of el.querySelectorAll("input")) each.disabled = model.get("disabled");
+    if (said) tell();
   };
   const hide = () => el.classList.toggle("labkit-hidden", model.get("hidden"));
   model.on(events, moved);

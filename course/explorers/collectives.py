@@ -1,14 +1,17 @@
 """Choose an operation, its root and the number of ranks: it is simulated, message by message."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from course.explorers.base import Explorer, Parts
 from course.explorers.control import menu, slider
 from course.pictures.collectives import flow_steps
 from course.pictures.messages import ALPHA_SECONDS, BYTES_PER_SECOND, microseconds, ring_steps, tree_and_ring
+from course.pictures.missing_rank import EXIT, draw_missing_rank, state_text, with_exit
 from course.pictures.style import bytes_text
 from course.sizing.flow import WITH_ROOT, WITHOUT_ROOT, Flow, numbered, row_and_column, simulate_flow
+from course.sizing.missing_rank import without_rank
 
 ON_A_RING = {f"{name} on a ring": name for name in ("all-reduce", "reduce-scatter", "all-gather")}
 BOTH = "all-reduce on a tree and on a ring"
@@ -20,7 +23,10 @@ IN_PIECES = ("scatter", "reduce-scatter", "all-to-all", *ON_A_RING, BOTH)  # cut
 
 
 class collective_explorer(Explorer):
-    """Show one operation message by message; ``numbers`` may be your own, a row for each rank."""
+    """Show one operation message by message; ``numbers`` may be your own, a row for each rank.
+
+    A rank that is pressed, or dragged out of its row, does not come to the operation: the others wait.
+    """
 
     table = (
         ("operation", menu, "operation", (*WITH_ROOT, *WITHOUT_ROOT, *ON_A_RING, BOTH), "broadcast"),
@@ -30,6 +36,7 @@ class collective_explorer(Explorer):
         ("size", menu, "a tensor of", [*SIZES], "10 MB"),
     )
     keeps = ("operation", "numbers", "size")
+    away: int | None = None  # the rank that does not come
 
     def _in_table(
         self, operation: str, world_size: int, root: int, numbers: str | Sequence[Sequence[float]], size: str
@@ -49,6 +56,29 @@ class collective_explorer(Explorer):
             raise ValueError(f"root={root} is not one of {world_size} ranks: use 0 to {world_size - 1}")
         return choice
 
+    def click(self, key: str) -> None:
+        """Keep the rank that was pressed away, or call it back."""
+        rank = _rank_of(key)
+        if rank is not None or key == EXIT:
+            self.away = None if rank in (self.away, None) else rank
+            self.choose()
+
+    def drop(self, key: str, zone: str) -> None:
+        """Keep a rank away that was dragged out, or call it back."""
+        rank = _rank_of(key)
+        if rank is not None and (zone == EXIT) == (rank != self.away):
+            self.click(key)
+
+    @property
+    def picked(self) -> dict[str, str]:
+        return {"away": "" if self.away is None else str(self.away)}
+
+    def pick(self, words: Mapping[str, str]) -> None:
+        word = words["away"]
+        if word and not word.isdecimal():
+            raise ValueError(f"away = {word} must be the number of a rank: use 0 or more")
+        self.away = int(word) if word else None
+
     def _start(self) -> Sequence[Sequence[float]]:
         """Return each rank's numbers; the reader's own are repeated where there are too few."""
         name, world_size, _, numbers, _ = self.shown
@@ -66,16 +96,35 @@ class collective_explorer(Explorer):
         name, _, root, _, size = self.shown
         self.controls["root"].disabled, start = name not in WITH_ROOT, self._start()
         self.controls["size"].disabled = name != BOTH
+        if self.away is not None and self.away >= len(start):
+            self.away = None
+        if self.away is not None and name != BOTH:
+            return self._without(self.away, start)
         if name == BOTH:
             clock = f"{microseconds(ALPHA_SECONDS)} (α), and its bytes at {bytes_text(BYTES_PER_SECOND)}/s (B)"
             return Parts(tree_and_ring(start, SIZES[size]), f"Simulated: a message takes {clock}. Press Play to race.")
         if name in ON_A_RING:
             says = "Simulated, message by message. A number has 4 bytes. Press Play."
-            return Parts(ring_steps(start, ON_A_RING[name]), says)
+            return Parts(with_exit(ring_steps(start, ON_A_RING[name])), says)
         flow, who = self._run(name, start, root)
         says = f"{(WITH_ROOT | WITHOUT_ROOT)[name]} {who} Press Play to see the numbers travel."
-        return Parts(flow_steps(flow, name)[1:], escape(says))
+        return Parts(with_exit(flow_steps(flow, name)[1:]), escape(says))
+
+    def _without(self, away: int, start: Sequence[Sequence[float]]) -> Parts:
+        """Show who waits when a rank does not come."""
+        name, _, root, _, _ = self.shown
+        missing = without_rank(ON_A_RING.get(name) or name, start, away, root)
+        waiting = [f"rank {rank} {state_text(missing, rank)}" for rank in sorted(missing.waits)]
+        says = f"<b>Rank {away} does not come, and this stands still:</b> {'; '.join(waiting)}."
+        how = f"Simulated, by gloo's rules. Press rank {away} to call it back."
+        return Parts([draw_missing_rank(missing)], f"{says} {how}", warns=True)
 
     def _run(self, name: str, start: Sequence[Sequence[float]], root: int) -> tuple[Flow, str]:
         """Return what the operation does to the numbers, and a sentence about who did it."""
         return simulate_flow(name, start, root), f"Simulated for {len(start)} ranks."
+
+
+def _rank_of(key: str) -> int | None:
+    """Return the rank whose box has this key; None if it is a different mark."""
+    found = re.fullmatch(r"0\.rank(\d+)", key)
+    return int(found[1]) if found else None

@@ -8,6 +8,7 @@ from typing import Any
 from course.explorers.base import Explorer, Parts
 from course.explorers.control import checkbox, menu, slider
 from course.pictures.layout import axes_in_use, draw_layout
+from course.pictures.rack import MOST_GPUS, rack_steps
 from course.sizing import step_traffic
 from labkit.layout import EXPERT_AXES, ParallelLayout
 from labkit.partition import check_divides
@@ -40,7 +41,7 @@ def has_more_axes(given: Mapping[str, Any]) -> bool:
 class layout_explorer(Explorer):
     """Show the grids of a layout, with a control for everything that decides it; ``shown`` is the layout.
 
-    A click on a node shows its GPUs alone.
+    A click on a node shows its GPUs alone. ``one_rack`` shows up to 64 GPUs that regroup, step by step.
     """
 
     table = (
@@ -53,13 +54,15 @@ class layout_explorer(Explorer):
         ("more_axes", checkbox, "more axes", False),
         ("ep_size", slider, "experts ep", (1, 2, 4, 8, 16, 32, 64), 1),
         ("expert_tp_size", menu, "expert_tp", (AS_TP, 1, 2, 4, 8, 16), AS_TP),
+        ("one_rack", checkbox, "one rack that regroups", False),
     )
+    seconds = 2.0
     node: int | None = None
 
     def __repr__(self) -> str:
         """Return the call with the names of its arguments, because there are many; without axes that are off."""
         choice = self.choice._asdict()
-        off = {**FIRST_AXES, "more_axes": has_more_axes(choice)}
+        off = {**FIRST_AXES, "more_axes": has_more_axes(choice), "one_rack": False}
         given = [f"{name}={value!r}" for name, value in choice.items() if value != off.get(name)]
         return f"layout_explorer({', '.join(given)})"
 
@@ -74,7 +77,7 @@ class layout_explorer(Explorer):
     @property
     def keeps(self) -> tuple[str, ...]:
         """Hidden controls never give way."""
-        return ("more_axes", *(() if self.choice.more_axes else FIRST_AXES))
+        return ("more_axes", "one_rack", *(() if self.choice.more_axes else FIRST_AXES))
 
     def _in_table(self, **given: Any) -> Iterable[Any]:
         given["more_axes"] = given["more_axes"] or has_more_axes(given)
@@ -97,7 +100,7 @@ class layout_explorer(Explorer):
         self.node = int(word) if word else None
 
     def _fit(self, choice) -> ParallelLayout:
-        n, t, p, c, order, _, _, ep, etp = choice
+        n, t, p, c, order, _, _, ep, etp, _ = choice
         order = order if "cp" in order or c == 1 else order.replace("tp", "tp-cp")
         check_divides(ep, "num_experts", WITH_EXPERTS.num_experts or 1, parts_name="ep_size")
         return ParallelLayout(n, t, p, c, order, ep_size=ep, expert_tp_size=t if etp == AS_TP else etp)
@@ -115,8 +118,13 @@ class layout_explorer(Explorer):
         model, text = (WITH_EXPERTS, EXPERTS_TEXT) if "ep" in axes else (MODEL, MODEL_TEXT)
         traffic = step_traffic(model, layout, gpus_per_node=per_node, batch_size=BATCH_SIZE)
         shown: dict = dict(node=self.node, traffic=traffic, traffic_of=text, num_experts=model.num_experts)
-        sizes = {axis[0]: layout.size(axis) for axis in ("pp", "tp", "cp", "dp") if axis in axes}
-        product = f"{' · '.join(sizes)} = {' · '.join(map(str, sizes.values()))} = {layout.world_size} = n"
+        letters = [axis[0] for axis in ("pp", "tp", "cp", "dp") if axis in axes]
+        world_size = self.controls["world_size"]
+        numbers = [world_size.dragged_by(layout.dp_size, "data d")]
+        numbers[:0] = [
+            self.controls[f"{letter}p_size"].dragged_by(layout.size(f"{letter}p")) for letter in letters[:-1]
+        ]
+        product = f"{' · '.join(letters)} = {' · '.join(numbers)} = {world_size.dragged_by(layout.world_size)} = n"
         copies = "1 copy of the model," if layout.dp_size == 1 else f"{layout.dp_size} copies of the model, each"
         says = f"{product}: {copies} on {counted(layout.world_size // layout.dp_size, 'GPU')}"
         if "ep" in axes:
@@ -126,4 +134,8 @@ class layout_explorer(Explorer):
             same = f"{copies} GPUs have the same" if copies > 1 else "no two GPUs have the same"
             says += f"<br>{' · '.join(sizes)} = {' · '.join(map(str, sizes.values()))} = n: a GPU has {own} of "
             says += f"{WITH_EXPERTS.num_experts} experts{part}, and {same}"
+        is_large = layout.world_size > MOST_GPUS
+        self.controls["one_rack"].disabled = is_large
+        if self.choice.one_rack and not is_large:
+            return Parts(rack_steps(layout, per_node, traffic), f"{says}. Press Play to see who talks to whom.")
         return Parts([draw_layout(layout, per_node, **shown)], says)

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 from course.explorers.base import Explorer, Parts
@@ -170,6 +170,9 @@ class sizing_explorer(Explorer):
         self.controls["fp8"].disabled = self.clusters[fitting.cluster].fp8_peak_flops is None
         for name in ("num_chunks", "schedule", "uneven"):
             self.controls[name].disabled = fitting.pp_size == 1
+        for name, control in self.controls.items():
+            if control.look == "slider":
+                control.leads_to = partial(self._leads_to, name)
         super()._show(fitting, moved)
 
     def _parts(self) -> Parts:
@@ -181,8 +184,7 @@ class sizing_explorer(Explorer):
         scenes = [draw_plans(plan, hardware, num_tokens, self._best(choice)), *bars]
         days, rate = estimate.days(num_tokens), FAILURES[choice.failures]
         picture = together(f"{hardware.name}, estimated", scenes, [*_facts(estimate), *_failures(plan, days, rate)])
-        c = f" · {plan.cp_size}" if plan.cp_size > 1 else ""
-        sizes = f"p · t{c and ' · c'} · d = {plan.pp_size} · {plan.tp_size}{c} · {plan.dp_size}"
+        sizes = self._product(plan)
         if plan.model.num_experts:
             sizes += f", of experts etp · ep · edp = {plan.etp_size} · {plan.ep_size} · {plan.expert_dp_size}"
         if fullest(plan).total > limit:
@@ -196,6 +198,25 @@ class sizing_explorer(Explorer):
             f"{how_sure(plan, hardware)}. To choose a different t and p, click its cell."
         )
         return Parts([picture], says)
+
+    def _product(self, plan: Plan) -> str:
+        """Return the sizes of the axes, which can be dragged."""
+        letters = ["p", "t", *["c"] * (plan.cp_size > 1)]
+        numbers = [self.controls[f"{letter}p_size"].dragged_by(getattr(plan, f"{letter}p_size")) for letter in letters]
+        numbers.append(self.controls["world_size"].dragged_by(plan.dp_size, "data d"))
+        return f"{' · '.join([*letters, 'd'])} = {' · '.join(numbers)}"
+
+    def _leads_to(self, name: str, value: Any) -> str:
+        """Say what a different value of a control does to the days and to the fullest GPU's memory."""
+        asked = self.choice._replace(**{name: value})
+        text = self.controls[name].word(value)
+        if self._misfit(asked):
+            return f"{text}: {self._why(asked)}"
+        plan, hardware = self._fit(asked), self.clusters[asked.cluster]
+        days = step_time(plan, hardware).days(asked.billion_tokens * 1e9)
+        held = fullest(plan).total
+        too_much = ", too much" if held > hardware.memory_bytes else ""
+        return f"{text}: {three_digits(days)} days, {three_digits(held / 1e9)} GB{too_much}"
 
     def _way_out(self, limit: float) -> str:
         """Say how far the plan is from fitting into memory, and the nearest that does."""

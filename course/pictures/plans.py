@@ -29,6 +29,7 @@ def draw_plans(plan: Plan, hardware: Hardware, num_tokens: float = 300e9, best: 
     sizes = [size for size in PP_SIZES if n % size == 0 and size <= model.num_layers]
     ps = sorted({plan.pp_size, *(size for size in sizes if plan.stage_layers or model.num_layers % size == 0)})
     cells = {(t, p): _cell(plan, t, p, hardware, num_tokens) for t in ts for p in ps}
+    now = cells[plan.tp_size, plan.pp_size][2]
     fitting = sorted((days, fact) for _, fact, days, _ in cells.values() if days < inf)
     width = min(WIDEST, (WIDTH - LEFT) / len(ps))
     marks = [label(f"p{p}", LEFT + (i + 0.5) * width, TOP - 14, f"p = {p}", anchor="middle") for i, p in enumerate(ps)]
@@ -40,6 +41,7 @@ def draw_plans(plan: Plan, hardware: Hardware, num_tokens: float = 300e9, best: 
             share = log(days / fewest) / (log(most / fewest) or 1)
             (pale, dark), half = (DARK, 2 * share) if share < 0.5 else (PALE, 2 * share - 1)
             look = Look(fill=tint(DAYS, dark - (dark - pale) * half), means=means, bold=days == fewest)
+            fact += _against(days, now)
         place = LEFT + ps.index(p) * width + 2, TOP + ts.index(t) * ROW + 2, width - 4, ROW - 4
         if (t, p) == (plan.tp_size, plan.pp_size):
             chosen = box("chosen", *place, "none", edge=CHOSEN, edge_width=4)
@@ -58,6 +60,17 @@ def draw_plans(plan: Plan, hardware: Hardware, num_tokens: float = 300e9, best: 
     caption = "days; GB where a GPU has too little memory; – where sizes do not divide"
     table = Table(("", *(f"p = {p}" for p in ps)), rows, caption)
     return titled(f"Days for {num_tokens / 1e9:,g} billion tokens, by tensor t and pipeline p", says, marks, table)
+
+
+def _against(days: float, now: float) -> str:
+    """Say how many days more or less that is than those of the chosen plan, if that fits.
+
+    >>> _against(20.5, 19.25), _against(18, 20), _against(3, 3), _against(3, inf)
+    (' (1.25 days more)', ' (2 days less)', '', '')
+    """
+    if now == inf or days == now:
+        return ""
+    return f" ({three_digits(abs(days - now))} days {'more' if days > now else 'less'})"
 
 
 def _cell(plan: Plan, t: int, p: int, hardware: Hardware, num_tokens: float) -> tuple[str, str, float, Look]:

@@ -11,6 +11,8 @@ const SECONDS_A_MOMENT = 0.6, LEAST_SECONDS = 8, MOST_SECONDS = 45;  // a clock 
 const MOST_PALE = 600;  // marks: with more, what is still to come is not pale, which takes a browser too long to paint
 const SILENT = 3000;  // milliseconds in which a clock that plays says nothing to those who hear it
 const ROOM_BESIDE = 1040, LOW = 860;  // pixels: an explorer so wide, in a window so low, has its controls beside its picture
+const ABOVE = 310;  // pixels: a browser tab of JupyterLab, and an explorer's sentence, buttons and facts
+const PIXELS_A_STEP = 24, ANSWERED = 1000;  // from step to step of a number that is dragged; milliseconds until it goes on unanswered
 const MOST_MOVING = 160;  // marks: with more, a browser without a graphics card takes longer to move than to draw them
 
 function scenes(steps) {
@@ -312,6 +314,57 @@ function arrowPath(x, y, toX, toY) {
   return `M${x} ${y}L${toX} ${toY}M${left}L${toX} ${toY}L${right}`;
 }
 
+// Numbers in an explorer's sentence that move a slider of it, by drags and keys: a step is one of the slider's.
+const withNumbers = new WeakSet();
+function moveNumbers(home) {
+  if (withNumbers.has(home)) return;
+  withNumbers.add(home);
+  let held = "", drag = null, last = {};  // the name of the number with the focus; the sentence with it is written anew after each step
+  const named = (name) => [...home.querySelectorAll("[data-control]")].find((each) => each.getAttribute("aria-label") === name);
+  function step(number, way) {  // what was refused is passed over by the next step that way
+    const { control } = number.dataset, labels = [...home.querySelectorAll(".labkit-choice label")];
+    const input = labels.find(({ textContent }) => textContent === control)?.parentElement.querySelector("input");
+    if (!input || input.disabled) return;
+    const before = input.value, isAgain = last.control === control && last.way === way && last.before === before;
+    input.value = (isAgain ? last.to : Number(before)) + way;  // not beyond its ends
+    if (input.value === before) return;
+    last = { control, way, before, to: Number(input.value) };
+    input.dispatchEvent(new Event("input"));
+  }
+  function follow() {  // one step for each answer, as long as the pointer is ahead
+    const number = named(held), way = Math.trunc((drag.x - drag.from) / PIXELS_A_STEP);
+    const isAnswered = number !== drag.asked || performance.now() - drag.since > ANSWERED;
+    if (!way || !number || !isAnswered) return;
+    Object.assign(drag, { from: drag.from + Math.sign(way) * PIXELS_A_STEP, asked: number, since: performance.now() });
+    step(number, Math.sign(way));
+  }
+  home.addEventListener("focusin", ({ target }) => {
+    held = target.dataset.control ? target.getAttribute("aria-label") : "";
+    if (held) target.setAttribute("data-lm-suppress-shortcuts", "true");
+  });
+  home.addEventListener("keydown", (event) => {
+    const way = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1 }[event.key];
+    if (!way || !event.target.dataset.control) return;
+    event.preventDefault();
+    step(event.target, way);
+  });
+  home.addEventListener("pointerdown", (event) => {
+    const number = event.target.closest("[data-control]"), over = new AbortController();
+    if (!number) return;
+    event.preventDefault();
+    number.focus();
+    drag = { from: event.clientX, x: event.clientX };
+    addEventListener("pointermove", ({ clientX }) => ((drag.x = clientX), follow()), { signal: over.signal });
+    for (const name of ["pointerup", "pointercancel"]) addEventListener(name, () => ((drag = null), over.abort()), { signal: over.signal });
+  });
+  new MutationObserver(() => {
+    if (!held) return;
+    const { activeElement } = home.getRootNode();
+    if (!activeElement || activeElement === document.body) named(held)?.focus();
+    if (drag) follow();
+  }).observe(home, { childList: true, subtree: true });
+}
+
 function render({ model, el }) {
   let all = scenes(model.get("steps")), at = 0, timer = null, drawn = {}, stacked = "", carried = null, resting = null, followed = null, told = null;
   let saidAt = 0;
@@ -353,6 +406,7 @@ function render({ model, el }) {
   let wasNarrow = isNarrow();
   const resized = new ResizeObserver(() => {
     const home = el.closest(".labkit-explorer");
+    if (home) moveNumbers(home);
     home?.classList.toggle("labkit-beside", home.clientWidth >= ROOM_BESIDE && innerHeight < LOW);
     if (wasNarrow === isNarrow()) return;
     wasNarrow = isNarrow();
@@ -375,7 +429,8 @@ function render({ model, el }) {
     const plain = still.matches || changed.length > MOST_MOVING;
     svg.classList.toggle("plain", plain);
     svg.classList.toggle("steps", still.matches);
-    const kept = {};
+    const kept = {}, stays = new Set(scene.keys);
+    for (const key in drawn) drawn[key].group.classList.toggle("leaving", !stays.has(key));  // first: what stays keeps its place, and moves
     let next = marks.firstElementChild;
     for (const key of scene.keys) {
       const { group } = (kept[key] = drawn[key]);
@@ -389,14 +444,14 @@ function render({ model, el }) {
     for (const key in drawn) {
       if (key in kept) continue;
       const { group } = drawn[key];
-      group.classList.add("leaving");
       if (plain) group.remove();
       else setTimeout(() => group.remove(), 300);
     }
     drawn = kept;
     const view = panels ? stack(panels) : scene.view;
     svg.setAttribute("viewBox", view.join(" "));
-    svg.style.maxWidth = `${view[2] * 1.35}px`;
+    const inWindow = `(100vh - ${ABOVE}px) * ${view[2] / view[3]}`;  // no larger than it can be seen whole, unless letters suffer
+    svg.style.maxWidth = `max(${view[2]}px, min(${view[2] * 1.35}px, ${inWindow}))`;
     svg.style.minWidth = `${view[2] * CONDENSED}px`;
     svg.style.minHeight = `${view[3] * NARROWEST}px`;
     svg.style.aspectRatio = view[2] / view[3];

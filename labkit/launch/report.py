@@ -12,6 +12,7 @@ from labkit.launch.frames import LAUNCHER, describe, frames_of, location, short_
 from labkit.launch.probe import Collective, Snapshot, Standing, Thread
 from labkit.launch.rank import Failure
 from labkit.launch.watchdog import Look
+from labkit.waiting import NO_RANK_CAN_GO_ON, SOME_HAVE_LEFT, who_is_where, with_states
 
 # Gloo, and the store where groups are made
 _GAVE_UP = "Timed out waiting|Timeout waiting for key|Wait timeout"
@@ -137,15 +138,14 @@ def failure_report(failures: Mapping[int, Failure], others: Look) -> tuple[int, 
 def deadlock_report(look: Look) -> str:
     """Say who waits in which operation, who never came, and the line of each rank."""
     calls = look.calls()
-    why = ["no rank can go on.", *(_missing_at(look, calls[key]) for key in sorted(calls))]
+    why = [NO_RANK_CAN_GO_ON, *(_missing_at(look, calls[key]) for key in sorted(calls))]
     why += _missing_at_first_use(look.standing(), look)
     lines = [locations_report("\n".join(why), look)]
     if len({(number, group) for group, number, _ in calls}) < len(calls):
         rule = "every member of a group must call the same ones in the same order"
         lines.append(f"Different operations meet: {rule}.")
     elif any(look.left(call) for views in calls.values() for call in views.values()):
-        question = "do its tensors differ in size? strict=True names both sizes"
-        lines.append(f"Some ranks have left a collective: {question}.")
+        lines.append(SOME_HAVE_LEFT)
     return "\n".join(lines)
 
 
@@ -171,17 +171,13 @@ def _missing_at_first_use(standing: Sequence[tuple[int, Standing]], look: Look) 
         there = sorted(rank for rank, call in look.standing() if call.text == text)
         returned = [rank for rank in ranks if rank in look.returned]
         never = [rank for rank in ranks if rank not in there and rank not in returned]
-        lines.append(_who_is_where(text, there, never=never, returned=returned))
+        lines.append(who_is_where(text, there, never=never, returned=returned))
     return lines
 
 
 def locations_report(why: str, look: Look) -> str:
     """Say where the ranks are, each location once, and first why that is said."""
-    ranks: dict[str, list[str]] = {}
-    for rank in range(look.num_ranks):
-        ranks.setdefault(_state(rank, look), []).append(str(rank))
-    lines = [f"  rank {', '.join(there)}: {state}" for state, there in ranks.items()]
-    return "\n".join([why, *lines])
+    return with_states(why, [_state(rank, look) for rank in range(look.num_ranks)])
 
 
 def _what_happened(failure: Failure) -> str:
@@ -240,31 +236,4 @@ def _missing_at(look: Look, views: Mapping[int, Collective]) -> str:
     left = look.left(call)
     never = [rank for rank in call.ranks if rank not in {*views, *left, *look.returned}]
     returned = [rank for rank in call.ranks if rank in look.returned and rank not in left]
-    return _who_is_where(call.text, sorted(views), left, never, returned)
-
-
-def _who_is_where(
-    call: str,
-    waiting: list[int],
-    left: Sequence[int] = (),
-    never: Sequence[int] = (),
-    returned: Sequence[int] = (),
-) -> str:
-    """Say of a call which ranks wait in it, have left it, never came, and returned without it."""
-    parts = [_ranks(waiting, "waits", "wait")]
-    if left:
-        parts.append(_ranks(left, "has left it", "have left it"))
-    if never:
-        parts.append(_ranks(never, "never came", "never came"))
-    if returned:
-        parts.append(f"{_ranks(returned, 'has returned', 'have returned')} without it")
-    return f"  {call}: {'; '.join(parts)}"
-
-
-def _ranks(ranks: Sequence[int], one: str, many: str) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]} {one}"
-    shown = ", ".join(map(str, ranks[:16]))
-    if len(ranks) > 16:
-        shown += ", ..."
-    return f"ranks {shown} {many}"
+    return who_is_where(call.text, sorted(views), left, never, returned)

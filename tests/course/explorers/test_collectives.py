@@ -5,6 +5,7 @@ import pytest
 from course.explorers import collectives, collectives_on_ranks
 from course.explorers.collectives import BOTH
 from course.pictures.messages import ring_steps
+from course.pictures.missing_rank import EXIT, with_exit
 from course.sizing.flow import numbered
 
 
@@ -67,7 +68,7 @@ def test_a_root_does_not_matter_where_there_is_none(explorer):
 def test_a_ring_is_shown_message_by_message(explorer):
     explorer.choose(world_size=3)
     explorer.choose(operation="all-reduce on a ring")
-    assert list(explorer.steps) == ring_steps(numbered(3, 3))
+    assert list(explorer.steps) == with_exit(ring_steps(numbered(3, 3)))
     assert "Simulated" in explorer.says
     explorer.choose(operation="all-gather on a ring")
     assert [row[1] for row in explorer.steps[-1].table.rows] == ["0; 1; 2"] * 3
@@ -130,3 +131,46 @@ def test_tree_and_ring_race_for_a_tensor_of_the_size_that_one_chooses(explorer):
     assert "10 µs (α), and its bytes at 50 GB/s (B)" in explorer.says and not explorer.controls["size"].disabled
     explorer.choose(operation="broadcast")
     assert explorer.controls["size"].disabled
+
+
+def test_a_rank_that_is_pressed_or_dragged_away_stands_the_others_still(explorer):
+    explorer.choose(operation="all-gather")
+    explorer.choose(world_size=3)
+    whole = len(explorer.steps)
+    for act in (lambda: explorer.click("0.rank1"), lambda: explorer.drop("0.rank1", EXIT)):
+        act()
+        assert len(explorer.steps) == 1 and "rank 0 waits to receive from rank 2" in explorer.says
+        assert "alert" in explorer.says and "Simulated" in explorer.says
+        assert "rank 1 has returned without it" in explorer.steps[0].table.caption
+        assert explorer.picked == {"away": "1"}
+        explorer.click("0.rank1")
+        assert len(explorer.steps) == whole and explorer.picked == {"away": ""}
+
+
+def test_a_rank_that_is_away_comes_back_by_its_row_by_its_place_and_with_fewer_ranks(explorer):
+    explorer.choose(operation="broadcast")
+    explorer.choose(world_size=4)
+    for back in (
+        lambda: explorer.drop("0.rank3", "state3"), lambda: explorer.click(EXIT), lambda: explorer.choose(world_size=3),
+    ):  # fmt: skip
+        explorer.choose(world_size=4)
+        explorer.drop("0.rank3", "0.rank1")  # that is not away
+        assert explorer.away is None
+        explorer.drop("0.rank3", EXIT)
+        explorer.drop("0.rank3", EXIT)  # it is there
+        assert explorer.away == 3
+        explorer.click("state0")
+        assert explorer.away == 3
+        back()
+        assert explorer.away is None and len(explorer.steps) > 1
+
+
+def test_an_address_says_who_is_away(explorer):
+    explorer.choose(world_size=4)
+    explorer.pick({"away": "2"})
+    explorer.choose()
+    assert "Rank 2 does not come" in explorer.says
+    explorer.pick({"away": ""})
+    explorer.choose()
+    with pytest.raises(ValueError, match="away = me must be the number of a rank"):
+        explorer.pick({"away": "me"})

@@ -1,5 +1,7 @@
 """The layout explorer, driven as a reader drives it: by changing the values of its controls."""
 
+import re
+
 import pytest
 
 from course.explorers.layout import BATCH_SIZE, MODEL, WITH_EXPERTS, layout_explorer
@@ -144,3 +146,29 @@ def test_an_order_with_other_pipelines_gives_way_to_experts():
     explorer = layout_explorer(16, 2, 2, order="tp-pp-dp", expert_tp_size=2)
     explorer.choose(expert_tp_size=1)
     assert "moved" in explorer.says and "in the dense grid" in explorer.says
+
+
+def test_one_rack_regroups_step_by_step_and_follows_the_controls(explorer):
+    explorer.choose(one_rack=True)
+    assert [step.title for step in explorer.steps] == [
+        "16 GPUs in 2 nodes", "Tensor groups", "Data groups", "Pipeline groups",
+    ]  # fmt: skip
+    explorer.choose(tp_size=4)
+    assert "4 groups of 4, each inside a node" in explorer.steps[1].says
+    assert repr(explorer).endswith("one_rack=True)")
+
+
+def test_what_is_too_large_for_one_rack_is_shown_as_grids(explorer):
+    explorer.choose(one_rack=True, world_size=128)
+    assert len(explorer.steps) == 1 and explorer.controls["one_rack"].disabled
+    explorer.choose(world_size=64)
+    assert len(explorer.steps) == 4 and not explorer.controls["one_rack"].disabled
+
+
+def test_each_number_of_the_product_moves_its_control(explorer):
+    numbers = re.findall(r'aria-label="([^"]*)" aria-valuenow="(\d+)".*? data-control="([^"]*)"', explorer.says)
+    assert numbers == [
+        ("pipeline p", "4", "pipeline p"), ("tensor t", "2", "tensor t"), ("data d", "2", "world size n"),
+        ("world size n", "16", "world size n"),
+    ]  # fmt: skip
+    assert {control for *_, control in numbers} <= {each.description for each in explorer.controls.values()}

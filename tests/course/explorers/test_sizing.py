@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from course.explorers.sizing import MODELS, sizing_explorer
+from course.pictures.style import three_digits
 from course.sizing import DGX_A100, fullest, goodput, memory, step_time
 from labkit.shape import GPT
 
@@ -17,6 +18,10 @@ def explorer():
 
 def table(explorer):
     return dict(explorer.steps[0].table.rows)
+
+
+def words(explorer):
+    return re.sub("<[^>]*>", "", explorer.says)
 
 
 def picture(explorer):
@@ -37,7 +42,7 @@ def test_the_facts_are_those_of_the_plan(explorer):
     assert f"{estimate.flops_per_gpu / 1e12:.0f} teraFLOP/s" in explorer.says
     assert table(explorer)["bubble"].startswith(f"{plan.bubble_over_ideal:.3g} idle / ideal")
     assert f"p = 8: {estimate.days(300e9):.3g}" in table(explorer)["t = 8"]
-    assert "8 · 8 · 16, m = 96" in explorer.says
+    assert "8 · 8 · 16, m = 96" in words(explorer)
 
 
 def test_sizes_that_do_not_fit_together_move_on_and_the_task_stays(explorer):
@@ -65,7 +70,7 @@ def test_a_plan_that_is_too_large_says_by_how_much_and_names_one_that_fits(explo
 def test_context_ranks_need_fused_attention_and_send_what_they_send(explorer):
     explorer.choose(cp_size=4)
     assert explorer.choice.fused_attention and "fused attention is on now, not off" in explorer.says
-    assert "p · t · c · d = 8 · 8 · 4 · 4" in explorer.says
+    assert "p · t · c · d = 8 · 8 · 4 · 4" in words(explorer)
     assert explorer.shown.cp_size == 4
     assert "GB a step from each GPU" in table(explorer)["context-parallel traffic"]
     assert "context messages: " in table(explorer)["a step"]
@@ -181,3 +186,17 @@ def test_stages_may_be_uneven_where_layers_do_not_divide():
     assert explorer.shown.stage_layers == (6, 8, 8, 8, 8, 8, 8, 7)
     [cell] = [mark for key, mark in explorer.steps[0].by_key.items() if key.endswith("t1.p16")]
     assert "sizes do not divide" not in cell.fact and "GB" in cell.fact
+
+
+def test_a_slider_says_the_days_and_the_memory_of_its_next_options():
+    explorer = sizing_explorer("Llama 3, 70 billion", world_size=512, batch_size=1024, tp_size=8, pp_size=8)
+    control = explorer.controls["tp_size"]
+    less, more = (control.options[control.index + way] for way in (-1, 1))
+    hints = dict(zip(control.options, control.hints))
+    assert {option for option, hint in hints.items() if hint} == {less, more}
+    assert hints[more].startswith("16: ") and "does not divide" in hints[more]
+    explorer.choose(tp_size=less)
+    days = step_time(explorer.shown, explorer.clusters[explorer.choice.cluster]).days(300e9)
+    held = f"{three_digits(fullest(explorer.shown).total / 1e9)} GB"
+    assert hints[less].startswith(f"4: {three_digits(days)} days, {held}")
+    assert ("too much" in hints[less]) == (fullest(explorer.shown).total > 80e9)
