@@ -28,7 +28,7 @@ AXES = (
 )  # fmt: skip
 """What a search decides, in this order."""
 DECIDED = "model", "world_size", "batch_size"
-FOLLOWS = "stage_layers", "recompute_layers"  # what fits them depends on the stages of each candidate
+FOLLOWS = "stage_layers", "recompute_layers", "recompute_modules", "offload_layers"  # depend on the candidate
 LETTERS: dict[str, str] = dict(zip(AXES, ("t", "c", "p", "ep", "etp", "v", "schedule", "b", "recompute", "zero")))
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Plan)}
 TOO_LARGE = "the fullest GPU must have the memory that it needs"
@@ -178,7 +178,7 @@ _CHECKS: dict[str, Callable[[Plan], None]] = {
     "num_chunks": _check_stages,
     "schedule": Plan.check_folds,
     "micro_batch_size": _check_batch,
-    "recompute": lambda plan: plan.parallel.check_recompute(plan.fused_attention),
+    "recompute": Plan.check_recompute,
     "zero_stage": lambda plan: plan.parallel.check_zero(),
 }
 """What is asked of a plan as soon as an axis is decided, too. Later ones have their defaults then, which fit."""

@@ -128,12 +128,19 @@ def test_long_sequences_are_near_with_what_is_published_of_their_kernel():
     assert not CONSTANTS["H100 FlashAttention-2 fp8"] and max(abs(run.error) for run in runs) < 0.05
 
 
-def test_published_runs_that_fitted_fit():
-    """But for experts, some of which compute parts of layers again, and activations that went to the CPU."""
-    for run in RUNS:
-        share = fullest(run.plan).total / run.hardware.memory_bytes
-        if run.fits and run.section != "experts" and "CPU" not in run.assumed:
-            assert share < 1.07, str(run)
+DO_NOT_FIT = {
+    "D42": "its recipe computes only MLA's up-projection again; what else was done in May 2025 is not said",
+    "D74d": "two layers on their way to the CPU count whole, and all logits in 32 bits",
+    **dict.fromkeys(("D75b", "D75d"), "chunks count as their mean, but the first, with most passes, has fewer layers"),
+    "D82a": "what torchtitan's selective checkpointing computes again is not counted",
+}
+"""Runs that count as more than their GPU's memory, by at most 3 %."""
+
+
+def test_published_runs_fit():
+    shares = {run.name: fullest(run.plan).total / run.hardware.memory_bytes for run in RUNS}
+    assert {name for name, share in shares.items() if share > 1} == set(DO_NOT_FIT)
+    assert max(shares.values()) < 1.035
 
 
 # -- orders that come out whatever the constants --------------------------------------------------------------------
