@@ -179,7 +179,6 @@ _CHECKS: dict[str, Callable[[Plan], None]] = {
     "schedule": Plan.check_folds,
     "micro_batch_size": _check_batch,
     "recompute": Plan.check_recompute,
-    "zero_stage": lambda plan: plan.parallel.check_zero(),
 }
 """What is asked of a plan as soon as an axis is decided, too. Later ones have their defaults then, which fit."""
 
@@ -291,6 +290,12 @@ class Found:
         if name in _CHECKS:
             _CHECKS[name](plan)
 
+    def _fix_zero(self, zero_stage: int) -> None:
+        """Decide the last axis: as `_fix`, without what only others need."""
+        plan = self._plan
+        plan.__dict__["zero_stage"] = plan.parallel.__dict__["zero_stage"] = zero_stage
+        plan.parallel.check_zero()
+
     def _stage_layers(self, pp_size: int, num_chunks: int) -> Sequence[int] | None:
         return uneven_stages(self._fixed["model"].num_layers, pp_size * num_chunks) if self.uneven else None
 
@@ -300,7 +305,7 @@ class Found:
         kept = {stage: stage_activation_bytes(plan, stage) for stage in full_stages(plan)}
         for zero_stage in self._choices["zero_stage"]:
             try:
-                self._fix("zero_stage", zero_stage)
+                self._fix_zero(zero_stage)
             except Misfit as misfit:
                 self._counts[misfit.rule] += 1
                 continue

@@ -137,7 +137,8 @@ def _of_a_micro_batch(plan: Plan, hardware: Hardware, rank: int) -> tuple[dict[s
         layer = {part: share * seconds + (1 - share) * other[part] / layers for part, seconds in layer.items()}
     logits = logits_seconds(plan, hardware) if rank == plan.loss_rank else {}
     if plan.offload_layers:
-        layer["memory_bound"] += offload_seconds(plan, hardware, layers * sum(layer.values())) / layers
+        waits = offload_seconds(plan, hardware, layers * sum(layer.values()))
+        layer = layer | {"memory_bound": layer["memory_bound"] + waits / layers}
     return {part: layers * seconds for part, seconds in layer.items()}, logits
 
 
