@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from course.sizing.megatron_options import megatron_options
 from course.sizing.plan import Plan
-from course.sizing.shapes import AnyGPT, query_size
+from course.sizing.shapes import AnyGPT, latent_of, query_size
 from course.sizing.torchtitan_options import torchtitan_options
 from labkit.partition import check_divides
 from labkit.shape import GPT
@@ -90,14 +90,20 @@ def _labkit(plan: Plan) -> tuple[dict[str, object], dict[str, bool]]:
         f"The vocabulary is its text's: add --tokens FILE --vocab-size {model.vocab_size}.": True,
         "A plan has no learning rate and number of steps: add --learning-rate, --steps.": True,
         "Heads are h/a wide there.": query_size(model) != model.hidden_size,
-        "It has no latent attention: this is plain attention.": is_any and bool(model.latent_attention),
+        "It has no latent attention: this is plain attention.": latent_of(model) is not None,
         "Its attention has no window: each token sees all before it.": is_any and model.window is not None,
         "It recomputes all layers, or none.": plan.recompute_layers is not None,
         "It has no fused SwiGLU: it keeps two more numbers for each hidden unit.": plan.fused_mlp,
         "It has no norms inside attention.": is_any and model.attention_norms > 0,
         "Its routers take experts on any number of nodes.": is_any and bool(model.most_nodes),
         "It has no dense layers before those with experts.": is_any and model.num_dense_layers > 0,
-        "It recomputes whole layers or nothing: fused attention keeps no scores anyway.": plan.recompute == "selective",
+        "It recomputes whole layers or nothing: fused attention keeps no scores anyway.": "core_attn" in plan.modules,
+        f"It recomputes whole layers or nothing, not {', '.join(plan.recompute_modules or ())}: it keeps them.":
+            plan.recompute_modules is not None,
+        "It keeps activations on the GPU.": plan.offload_layers > 0,
+        "Its Adam has a float32 copy and two moments in float32: 12 bytes for each parameter.":
+            plan.optimizer_bytes != 12,
+        "It weighs what experts return, which it keeps: use fused_experts=False.": plan.fused_experts,
         "Its attention is fused.": not plan.fused_attention,
         "It has no products in fp8: it computes in bfloat16.": plan.precision == "fp8",
         "It adds up and sends gradients in 4 bytes.": plan.gradient_bytes == 2,

@@ -5,6 +5,8 @@ one message each way has as many bytes as an all-to-all over ep, and a gather or
 Sources: arXiv 2006.16668, section 3; arXiv 2504.14960.
 """
 
+from typing import NamedTuple
+
 from course.sizing.shapes import AnyGPT
 from labkit.shape import GPT
 
@@ -63,12 +65,32 @@ def mlp_halves(model: GPT, sequence_parallel: bool) -> int:
     return (0 if sequence_parallel else 1) + (1 if model.num_shared_experts else 0)
 
 
-def kept_bytes_per_token(model: GPT, expert_tp_size: int, fused_mlp: bool = False, input_bytes: int = 2) -> int:
+class Kept(NamedTuple):
+    """The bytes that a layer's experts keep for each token that a rank routes."""
+
+    activation: int
+    """Of what experts compute between their two products: all but the first one's results."""
+    others: int
+
+
+def kept_of_experts(
+    model: GPT, expert_tp_size: int, fused_mlp: bool = False, input_bytes: int = 2, fused_experts: bool = False
+) -> Kept:
     """Return the bytes that a layer keeps for backward for each token that a rank routes, if loads are even.
 
     The router has the token in float32, its logits and its scores. Of the k choices: the row that each of the experts'
     ranks got, with an expert's hidden units, and the output twice: as it came back, and in the place where it is
-    weighed. Not counted: probabilities, and the indices that sort rows. For the last two arguments see `hidden_bytes`.
+    weighed. With ``fused_experts`` rows are weighed before, so that there is no output to keep, and the router has the
+    token in 16 bits. Not counted: probabilities, and the indices that sort rows. See `hidden_bytes` for the rest.
     """
-    h, k, hidden = model.hidden_size, model.top_k, hidden_bytes(model, fused_mlp, input_bytes) * model.expert_width
-    return 4 * h + 2 * 4 * (model.num_experts or 0) + k * (input_bytes * h * expert_tp_size + hidden + 2 * 2 * h)
+    h, k, width = model.hidden_size, model.top_k, model.expert_width
+    of_first_product = 2 * (2 if model.mlp == "swiglu" else 1) * width
+    activation = hidden_bytes(model, fused_mlp, input_bytes) * width - of_first_product
+    of_output = 0 if fused_experts else 2 * 2 * h
+    of_router = (2 if fused_experts else 4) * h + 2 * 4 * (model.num_experts or 0)
+    return Kept(k * activation, of_router + k * (input_bytes * h * expert_tp_size + of_first_product + of_output))
+
+
+def kept_bytes_per_token(model: GPT, expert_tp_size: int, fused_mlp: bool = False, input_bytes: int = 2) -> int:
+    """Return the sum of `kept_of_experts`, as `labkit.expert_parallel` keeps them."""
+    return sum(kept_of_experts(model, expert_tp_size, fused_mlp, input_bytes))

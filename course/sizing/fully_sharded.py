@@ -23,7 +23,6 @@ from course.sizing.plan import Plan
 from course.sizing.remembered import remembered
 from course.sizing.ring import bus_factor
 from course.sizing.stage_memory import (
-    OPTIMIZER_BYTES,
     WEIGHT_BYTES,
     Kinds,
     MemoryEstimate,
@@ -114,7 +113,7 @@ def sharded_memory(plan: Plan, shard_size: int | None = None) -> MemoryEstimate:
     twice = max(neighbours, *(sum(unit) + max(unit) for unit in units))
     weights = [total, total + shards, total + shards, shards + root + neighbours][stage]
     gradients = [total, total + largest, shards + root + twice, shards + root + twice][stage]
-    held = WEIGHT_BYTES * weights, plan.gradient_bytes * gradients, OPTIMIZER_BYTES * (shards if stage else total)
+    held = WEIGHT_BYTES * weights, plan.gradient_bytes * gradients, plan.optimizer_bytes * (shards if stage else total)
     return MemoryEstimate(*held, stage_activation_bytes(plan, 0))
 
 

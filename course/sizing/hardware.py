@@ -40,6 +40,8 @@ class Hardware:
     """To a GPU in the same node."""
     network_bytes_per_second: float
     """To a different node, through the GPU's own network card."""
+    host_bytes_per_second: float = 64e9
+    """To the CPU's memory and back: of PCIe 5, if nothing is said."""
     gpus_per_node: int = 8
     """In one NVLink domain, which may be larger than a server: as many of them as a job uses."""
     product_efficiency: float = 0.75
@@ -110,9 +112,11 @@ def _node_size(gpus_per_node: int, world_size: int) -> int:
 
 
 DGX_A100 = Hardware(
-    "DGX A100 80GB", 312e12, 80e9, 2.039e12, 300e9, 25e9, fitted_to="table 1 of arXiv 2104.04473"
+    "DGX A100 80GB", 312e12, 80e9, 2.039e12, 300e9, 25e9, host_bytes_per_second=32e9,
+    fitted_to="table 1 of arXiv 2104.04473",
 )  # fmt: skip
-"""Source: NVIDIA's data sheets of A100 80GB SXM (NVLink 600 GB/s both ways) and DGX A100 (8 x 200 Gb/s for compute)."""
+"""Source: NVIDIA's data sheets of A100 80GB SXM (NVLink 600 GB/s both ways, PCIe 4 64 GB/s) and DGX A100 (8 x 200 Gb/s
+for compute)."""
 DGX_H100 = Hardware("DGX H100", 989e12, 80e9, 3.35e12, 450e9, 50e9)
 """Source: NVIDIA's data sheets of H100 SXM (NVLink 900 GB/s both ways) and DGX H100 (8 x 400 Gb/s). Its last five
 numbers are those of the A100; no training step on an H100 was used to check them."""
@@ -130,19 +134,20 @@ _A100 = replace(
 )  # fmt: skip
 _H100 = replace(
     DGX_H100, product_efficiency=0.67, layer_overhead_seconds=200e-6, attention_efficiency=0.53,
-    fp8_peak_flops=1979e12, fp8_efficiency=0.56, expert_overhead_seconds=174e-6,
-    hidden=Hidden(tensor=0.24, expert=0.45, pipeline=1.0, data=1.0),
-    fitted_to="D1 to D18, D44, D66, D67, D76; with experts D36 to D38c, D40, D41, D46, D62 to D64, D68, D79d, D80f",
+    fp8_peak_flops=1979e12, fp8_efficiency=0.56, expert_overhead_seconds=140e-6,
+    hidden=Hidden(tensor=0.24, expert=0.3, pipeline=1.0, data=1.0),
+    fitted_to="D1 to D18, D44, D66, D67, D76; with experts D36 to D38c, D40, D41, D46, D62 to D64, D68",
 )  # fmt: skip
 _B200 = replace(
     _H100, name="DGX B200", peak_flops=2250e12, fp8_peak_flops=4500e12, memory_bytes=180e9,
     memory_bytes_per_second=7.7e12, node_bytes_per_second=900e9, product_efficiency=0.54, fp8_efficiency=0.5,
-    attention_efficiency=0.42, expert_overhead_seconds=93e-6,
+    attention_efficiency=0.42, expert_overhead_seconds=97e-6,
     fitted_to="D72, D73c and D75e, in fp8; with experts D77f, D79c and D80e",
 )  # fmt: skip
 _GB200 = replace(
     _B200, name="GB200 NVL72", peak_flops=2450e12, fp8_peak_flops=4900e12, memory_bytes=186e9,
-    memory_bytes_per_second=8e12, gpus_per_node=72, fp8_efficiency=0.47, expert_overhead_seconds=68e-6,
+    memory_bytes_per_second=8e12, gpus_per_node=72, fp8_efficiency=0.47, expert_overhead_seconds=64e-6,
+    host_bytes_per_second=225e9,
     once_to_a_node=True, hidden=_H100.hidden._replace(expert=0.0),
     fitted_to="D45, D61, D65, D71 and D73 to D75; with experts D48, D69, D70, D77, D79 and D80",
 )  # fmt: skip
@@ -150,7 +155,7 @@ _GB300 = replace(
     _GB200, name="GB300 NVL72", memory_bytes=279e9, network_bytes_per_second=100e9, product_efficiency=0.67,
     fp8_efficiency=0.63, fitted_to="D73 to D75, in fp8; with experts D77, D79 and D80",
 )  # fmt: skip
-_OF_2026: dict = dict(expert_overhead_seconds=0.0, hidden=_H100.hidden._replace(expert=0.72))
+_OF_2026: dict = dict(expert_overhead_seconds=0.0, hidden=_H100.hidden._replace(expert=0.8))
 _FLASH_2 = 0.33
 FITTED = HardwareByName({
     "H100": _H100,
@@ -172,6 +177,7 @@ FITTED = HardwareByName({
     "A100": _A100,
     "A100 40GB": replace(_A100, name="A100 40GB", memory_bytes=40e9, memory_bytes_per_second=1.555e12),
     "B200": _B200,
+    "B200 HybridEP": replace(_B200, name="DGX B200 with HybridEP", once_to_a_node=True),
     "GB200": _GB200,
     "GB200 of 2026": replace(
         _GB200, name="GB200 NVL72, software of 2026", fitted_to="D47 and D77h; without experts as GB200", **_OF_2026
@@ -189,6 +195,7 @@ digits; ``fitted_to`` says from which.
   5 and 6 of arXiv 2407.08608; on the A100, of FlashAttention-2, a round number from arXiv 2307.08691, section 4.1.
 - B200: what its products reach in bf16 is the GB200's. GB300: in bf16, the H100's.
 - H200 and H800: nothing was fitted to them; the H100's constants.
+- GB200 and GB300: two GPUs share the CPU's 900 GB/s both ways.
 - Software of 2026 sends experts' messages behind other work, and starts all their products at once.
 
 Sources: NVIDIA's data sheets; for B200, GB200 and GB300, and jobs that use 64 of 72 GPUs in an NVLink domain, NVIDIA's

@@ -3,6 +3,8 @@
 FLOPs, bytes and messages are counted for the layer of `labtrain.model`; `Hardware` says how fast they go.
 """
 
+from typing import NamedTuple
+
 from course.sizing.context import attention_messages
 from course.sizing.experts import (
     all_to_all_bytes,
@@ -14,11 +16,11 @@ from course.sizing.experts import (
 from course.sizing.hardware import Hardware
 from course.sizing.plan import Plan
 from course.sizing.remembered import remembered
-from course.sizing.shapes import attention_layers, query_size
-from labkit.shape import GPT
+from course.sizing.shapes import attention_layers, mlp_parameters, module_weights, once, query_size
 
 # What kernels beside the matrix products read and write, in bytes: one bracket for each kernel.
-NORMS_AND_DROPOUTS = 2 * ((2 + 2) + (2 + 2 + 2 + 1))
+NORM = 2 + 2
+NORMS_AND_DROPOUTS = 2 * (NORM + (2 + 2 + 2 + 1))
 """Forward, for each number of [b, s, h]: norm; dropout plus residual, with a mask of 1 byte. Both twice in a layer."""
 ACTIVATION = {"gelu": 2 + 2, "swiglu": (2 + 2) + (2 + 2 + 2)}
 """Forward, for each hidden unit of an MLP: GeLU; SiLU of the gate, then its product with the other factor."""
@@ -60,9 +62,47 @@ def all_reduces(recompute: str, sequence_parallel: bool) -> int:
     return ALL_REDUCES[recompute] + (1 if sequence_parallel else 0)
 
 
+class Again(NamedTuple):
+    """What a layer computes once more in a micro-batch, because backward needs what was not kept."""
+
+    weights: float = 0.0
+    """That multiply each token; a rank has 1/t of them."""
+    moved_bytes: float = 0.0
+    all_reduces: float = 0.0
+    of_experts: int = 0
+    """1 if the experts compute again."""
+
+
+NOTHING_AGAIN = Again()
+
+
+def recomputed(plan: Plan, hardware: Hardware, has_experts: bool) -> Again:
+    """Return the modules' work; that of the core of attention depends on its kernel (`layer_seconds`)."""
+    model, t, tokens, moved = plan.model, plan.tp_size, num_tokens(plan), 0.0
+    modules = once(plan.modules)
+    weights = sum(module_weights(model, module, has_experts) for module in modules)
+    widths = {"mla_up_proj": 0, "mlp": 0 if has_experts else model.mlp_width}
+    if has_experts:
+        chosen, shared = (number * model.expert_width for number in (model.top_k, model.num_shared_experts))
+        widths |= {"moe": chosen + shared, "moe_act": chosen, "shared_experts": shared}
+    for module in modules:
+        moved += tokens / t * _activation_kernels(plan) * widths.get(module, 0)
+    if "mla_up_proj" in modules:
+        moved += tokens / t * ROPE * (query_size(model) + model.kv_size)
+    if "layernorm" in modules:
+        moved += tokens / (t if plan.sequence_parallel else 1) * 2 * NORM * model.hidden_size
+    of_experts = int(has_experts and "moe" in modules)
+    if of_experts:
+        moved += grouped_bytes(plan) + row_bytes(plan, hardware)
+    sent = mlp_halves(model, plan.sequence_parallel) if of_experts else 0
+    sent += has_experts and "shared_experts" in modules
+    sent += not has_experts and "mlp" in modules
+    return Again(weights, moved, sent, of_experts)
+
+
 @remembered(
     "model", "world_size", "tp_size", "cp_size", "ep_size", "expert_tp_size", "micro_batch_size", "recompute",
-    "sequence_parallel", "fused_attention", "fused_mlp", "context_parallel", "precision",
+    "recompute_modules", "sequence_parallel", "fused_attention", "fused_mlp", "context_parallel", "precision",
 )  # fmt: skip
 def layer_seconds(plan: Plan, hardware: Hardware, has_experts: bool = False) -> dict[str, float]:
     """Return the seconds of one layer and one micro-batch on one GPU: forward, backward, and recomputation.
@@ -71,27 +111,29 @@ def layer_seconds(plan: Plan, hardware: Hardware, has_experts: bool = False) -> 
     """
     model, t, passes, hidden = plan.model, plan.tp_size, PASSES[plan.recompute], hardware.hidden
     weights, halves = model.num_matrix_parameters, 2.0
-    bytes_moved = passes * kernel_bytes(plan, has_experts)
-    overhead = hardware.layer_overhead_seconds
+    again = recomputed(plan, hardware, has_experts) if plan.recompute_modules else NOTHING_AGAIN
+    bytes_moved = passes * kernel_bytes(plan, has_experts) + again.moved_bytes
+    overhead = passes * hardware.layer_overhead_seconds
     if has_experts:
         used = model.top_k + model.num_shared_experts
         weights += used * model.num_expert_parameters + model.hidden_size * (model.num_experts or 0)
         weights -= mlp_parameters(model)
         halves = 1 + mlp_halves(model, plan.sequence_parallel)
         bytes_moved += passes * (grouped_bytes(plan) + row_bytes(plan, hardware))
-        overhead += (model.num_experts or 0) / plan.ep_size * hardware.expert_overhead_seconds
-    core_passes = passes + 1 if plan.recompute == "selective" else passes  # of the attention: products and scores
+        here = (model.num_experts or 0) / plan.ep_size
+        overhead += (passes + again.of_experts) * here * hardware.expert_overhead_seconds
+    core_passes = passes + 1 if "core_attn" in plan.modules else passes  # of the attention: products and scores
     if plan.fused_attention:
         core_passes = passes - 2 + FUSED_BACKWARD
     else:
         scores = (model.num_attention_heads or 0) / t * num_tokens(plan) * model.seq_length
         bytes_moved += core_passes * scores * SCORES
-    linear = passes * 2 * num_tokens(plan) * weights / t
-    sent = halves / 2 * all_reduces(plan.recompute, plan.sequence_parallel)
+    linear = 2 * num_tokens(plan) * (passes * weights + again.weights) / t
+    sent = halves / 2 * all_reduces(plan.recompute, plan.sequence_parallel) + again.all_reduces
     return {
         "products": linear / linear_rate(plan, hardware) + core_passes * core_seconds(plan, hardware),
         "memory_bound": bytes_moved / hardware.memory_rate,
-        "overhead": passes * overhead,
+        "overhead": overhead,
         "tensor_parallel": sent * all_reduce_seconds(plan, hardware),
         "context_parallel": (1 - hidden.context) * context_seconds(plan, hardware),
         "expert_parallel": (1 - hidden.expert) * expert_seconds(plan, hardware) if has_experts else 0.0,
@@ -104,11 +146,16 @@ def kernel_bytes(plan: Plan, has_experts: bool) -> float:
     q, kv, width = query_size(model), model.kv_size, model.mlp_width
     if has_experts:
         width = (model.top_k + model.num_shared_experts) * model.expert_width
-    divided = (FUSED_ACTIVATION if plan.fused_mlp else ACTIVATION)[model.mlp] * width
+    divided = _activation_kernels(plan) * width
     divided += ROPE * (q + kv) if model.positions == "rope" else 0
     divided += 0 if plan.fused_attention else HEADS * (q + 2 * kv)
     whole = model.hidden_size * NORMS_AND_DROPOUTS / (t if plan.sequence_parallel else 1)
     return num_tokens(plan) * (whole + divided / t)
+
+
+def _activation_kernels(plan: Plan) -> int:
+    """Return the bytes that they move for each hidden unit of an MLP."""
+    return (FUSED_ACTIVATION if plan.fused_mlp else ACTIVATION)[plan.model.mlp]
 
 
 def row_bytes(plan: Plan, hardware: Hardware) -> float:
@@ -138,11 +185,6 @@ def linear_rate(plan: Plan, hardware: Hardware) -> float:
     """
     efficiency = hardware.product_efficiency if plan.precision == "bf16" else hardware.fp8_efficiency
     return hardware.peak_of(plan.precision) * efficiency
-
-
-def mlp_parameters(model: GPT) -> int:
-    """Return the weights in the matrices of an MLP."""
-    return (3 if model.mlp == "swiglu" else 2) * model.hidden_size * model.mlp_width
 
 
 def grouped_bytes(plan: Plan) -> float:
@@ -179,7 +221,7 @@ def expert_seconds(plan: Plan, hardware: Hardware) -> float:
     inside = stays / (hardware.node_bytes_per_second * hardware.node_efficiency)
     across = leaves / (hardware.network_bytes_per_second * hardware.network_efficiency)
     gathered = expert_gather_bytes(plan.model, plan.etp_size, token_bytes) / link_rate(plan, hardware, "expert_tp")
-    return (3 if plan.recompute == "full" else 2) * (max(inside, across) + gathered)
+    return (3 if plan.recompute == "full" or "moe" in plan.modules else 2) * (max(inside, across) + gathered)
 
 
 def core_flops(plan: Plan) -> float:

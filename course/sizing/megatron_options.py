@@ -6,7 +6,7 @@ d98e8a64ddf3, megatron/training/arguments.py and megatron/core/transformer.
 """
 
 from course.sizing.plan import Plan
-from course.sizing.shapes import AnyGPT, query_size
+from course.sizing.shapes import AnyGPT, latent_of, query_size
 
 _CONTEXT = {"ring": "p2p", "ulysses": "a2a", "all_gather": "all_gather"}
 
@@ -21,12 +21,9 @@ def megatron_options(plan: Plan) -> tuple[dict[str, object], dict[str, bool]]:
     return options, missing
 
 
-def _has_latents(plan: Plan) -> bool:
-    return isinstance(plan.model, AnyGPT) and bool(plan.model.latent_attention)
-
-
 def _shape(plan: Plan) -> dict[str, object]:
     model = plan.model
+    heads = _latents(plan) or {"--kv-channels": query_size(model) // (model.num_attention_heads or 1)}
     return {
         "--num-layers": model.num_layers,
         "--hidden-size": model.hidden_size,
@@ -34,9 +31,8 @@ def _shape(plan: Plan) -> dict[str, object]:
         "--num-attention-heads": model.num_attention_heads,
         "--num-query-groups": model.num_query_groups,
         "--group-query-attention": model.num_query_groups is not None,
-        "--kv-channels": None if _has_latents(plan) else query_size(model) // (model.num_attention_heads or 1),
-        "--multi-latent-attention": _has_latents(plan),
-        "--qk-layernorm": isinstance(model, AnyGPT) and model.attention_norms > 0,
+        **heads,
+        "--qk-layernorm": isinstance(model, AnyGPT) and model.inner_norms > 0,
         **_window(plan),
         "--seq-length": model.seq_length,
         "--max-position-embeddings": model.seq_length,
@@ -51,6 +47,20 @@ def _shape(plan: Plan) -> dict[str, object]:
         "--make-vocab-size-divisible-by": plan.pad_vocab_to,
         "--hidden-dropout": "0.0",  # by default it drops a tenth, here and in attention
         "--attention-dropout": "0.0",
+    }
+
+
+def _latents(plan: Plan) -> dict[str, object]:
+    latent = latent_of(plan.model)
+    if latent is None:
+        return {}
+    return {
+        "--multi-latent-attention": True,
+        "--q-lora-rank": latent.q_lora_rank,
+        "--kv-lora-rank": latent.kv_lora_rank,
+        "--qk-head-dim": latent.qk_head_dim,
+        "--qk-pos-emb-head-dim": latent.qk_pos_emb_head_dim,
+        "--v-head-dim": latent.v_head_dim,
     }
 
 
@@ -96,11 +106,17 @@ def _data_parallel(plan: Plan) -> dict[str, object]:
 
 def _computing(plan: Plan) -> dict[str, object]:
     is_full, some = plan.recompute == "full", plan.recompute_layers
-    fused = "fused" if _has_latents(plan) else "flash"  # FlashAttention wants values as wide as keys
+    fused = "fused" if latent_of(plan.model) else "flash"  # FlashAttention wants values as wide as keys
+    has_small_moments = plan.optimizer_bytes == 8
     return {
         "--recompute-granularity": None if plan.recompute == "none" else plan.recompute,
+        "--recompute-modules": plan.recompute_modules,
         "--recompute-method": ("block" if some else "uniform") if is_full else None,
         "--recompute-num-layers": some or 1 if is_full else None,
+        "--cpu-offloading-num-layers": plan.offload_layers or None,
+        "--use-precision-aware-optimizer": has_small_moments,
+        "--exp-avg-dtype": "bf16" if has_small_moments else None,
+        "--exp-avg-sq-dtype": "bf16" if has_small_moments else None,
         "--bf16": True,
         "--fp8-format": "hybrid" if plan.precision == "fp8" else None,
         "--attention-backend": fused if plan.fused_attention else "unfused",
@@ -134,8 +150,8 @@ def _missing(plan: Plan) -> dict[str, bool]:
         f"It pads the vocabulary to {padded:,} words, a multiple of 128 t: a plan with pad_vocab_to=128 does, too "
         "(--make-vocab-size-divisible-by).": plan.pad_vocab_to is None and padded > model.vocab_size,
         "A plan has no data and no recipe: add --data-path, --lr, --train-iters.": True,
-        "The plan knows how many weights latent attention has, not the sizes of its matrices: add --q-lora-rank, "
-        "--kv-lora-rank, --qk-head-dim, --qk-pos-emb-head-dim, --v-head-dim.": _has_latents(plan),
+        "Its optimizer always has a copy of the weights in float32, or in 16 bits: 8 bytes for each parameter with "
+        "moments in 16 bits (--exp-avg-dtype).": plan.optimizer_bytes == 4,
         f"It has no schedule in a V: its order is that of chunks in turn, not {plan.schedule!r}.": bool(plan.schedule),
         "Products hide tensor-parallel messages only with --tp-comm-overlap, which needs sequence parallelism and one "
         "NVLink domain.": t > 1,
@@ -157,6 +173,8 @@ def _missing_of_experts(plan: Plan) -> dict[str, bool]:
         "--moe-router-dtype.": True,
         f"A token's experts are in at most {most} nodes: add --moe-router-num-groups and --moe-router-group-topk "
         f"{most}. It is sent once to a node only with --moe-token-dispatcher-type flex.": bool(most),
+        "Its experts weigh rows before their last product, and keep less for backward than planned: use "
+        "fused_experts=True.": not plan.fused_experts,
         "Experts have biases if linear layers have: use bias=False.": model.bias,
         "Experts with tensor parallelism need sequence parallelism there, or it refuses.":
             t > 1 and not plan.sequence_parallel,

@@ -10,12 +10,19 @@ from typing import Any, Literal, NamedTuple
 
 from course.sizing.folded import UNITS, folded
 from course.sizing.remembered import remembered
+from course.sizing.shapes import latent_of
 from labkit.fields import check_fields
 from labkit.layout import ParallelLayout
 from labkit.parallel_config import V_SHAPED, ParallelConfig, ScheduleName
 from labkit.partition import split_layers
 from labkit.shape import GPT
 from labkit.sizes import Misfit, divisors, does_not_divide, either
+
+
+MODULES = "core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"
+"""What recompute="selective" can compute again, by Megatron-LM's names (``--recompute-modules``, at d98e8a64ddf3 in
+megatron/core/transformer/transformer_config.py): the core of attention; the two norms of a layer; q, k and v from their
+latents; the MLP; the whole of router, experts and shared experts; what experts compute between their two products."""
 
 
 class NotModelled(Misfit):
@@ -45,6 +52,9 @@ class Plan:
     micro_batch_size: int = 1
     num_chunks: int = 1
     recompute: str = "full"
+    """What backward computes again: "none", whole layers ("full"), or modules of all layers ("selective")."""
+    recompute_modules: Sequence[str] | None = None
+    """With recompute="selective", which of `MODULES`; the core of attention if None."""
     recompute_layers: int | None = None
     """With recompute="full", the layers of each chunk that are computed again; all if None."""
     sequence_parallel: bool = False
@@ -53,9 +63,18 @@ class Plan:
     """Bytes per gradient: Megatron-LM accumulates in 4, the ZeRO paper counts 2."""
     fused_attention: bool = False
     """A FlashAttention kernel: scores are never stored, and those that the causal mask hides not computed."""
+    dropout: bool = True
+    """Whether layers keep the masks of a dropout, as GPT-3's did; today's models have none."""
     fused_mlp: bool = False
     """A kernel that computes SwiGLU at once and keeps its two inputs only."""
+    fused_experts: bool = False
+    """Kernels that weigh an expert's rows before its last product, so that what comes back is not kept, and a router
+    that keeps a token in 16 bits. So does Megatron-LM since April 2025."""
     cp_size: int = 1
+    offload_layers: int = 0
+    """How many layers' activations go to the CPU's memory, and come back for backward."""
+    optimizer_bytes: Literal[4, 8, 12] = 12
+    """Bytes per parameter in Adam: a copy in 32 bits and two moments; 8 with moments in 16 bits; 4 without the copy."""
     context_parallel: str = "ring"
     """How context ranks compute attention together, in zigzag chunks: "ring", "ulysses" or "all_gather"."""
     ep_size: int = 1
@@ -75,7 +94,8 @@ class Plan:
         parallel = self.parallel
         object.__setattr__(self, "stage_layers", parallel.stage_layers)
         parallel.check_model(self.model)
-        parallel.check_recompute(self.fused_attention)
+        self.check_recompute()
+        self.check_offload()
         parallel.check_num_micro_batches(parallel.num_micro_batches(self.world_size))
         self.check_attention()
         self.check_chunks()
@@ -96,15 +116,67 @@ class Plan:
 
     def check_values(self) -> None:
         """Raise ValueError if a value is wrong on its own; whole numbers become int."""
-        check_fields(self, Plan, may_be_0=("zero_stage",))
+        check_fields(self, Plan, may_be_0=("zero_stage", "offload_layers"))
         if self.schedule not in (None, *V_SHAPED):
             raise ValueError(f"schedule={self.schedule!r} is unknown: use {either((None, *V_SHAPED))}")
         self.parallel  # noqa: B018  (checks its own fields)
         if self.recompute_layers is not None and self.recompute != "full":
             fault = f"recompute_layers={self.recompute_layers} is for whole layers, not recompute={self.recompute!r}"
             raise ValueError(f"{fault}: use recompute='full'")
+        if self.recompute_modules is not None:
+            object.__setattr__(self, "recompute_modules", self._checked_modules(self.recompute_modules))
         if self.model.num_attention_heads is None:
             raise ValueError(f"{self.model} does not say its num_attention_heads, on which attention's memory depends")
+
+    def _checked_modules(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return the modules, each once; raise ValueError for one that is unknown, or that this model does not have."""
+        if self.recompute != "selective":
+            fault = f"recompute_modules={names!r} are of recompute='selective', not {self.recompute!r}"
+            raise ValueError(f"{fault}: use recompute='selective', or recompute_modules=None")
+        has_experts = self.model.num_experts is not None
+        needs = {
+            "mla_up_proj": ("latent attention", latent_of(self.model) is not None),
+            "moe": ("experts", has_experts),
+            "moe_act": ("experts", has_experts),
+            "shared_experts": ("shared experts", self.model.num_shared_experts > 0),
+        }
+        known = [name for name in MODULES if needs.get(name, ("", True))[1]]
+        if isinstance(names, str) or not names:
+            fault = f"recompute_modules={names!r} must be a list of names"
+            raise ValueError(f"{fault}{', not a word' * isinstance(names, str)}: use {either(known)}, or None")
+        for name in names:
+            if name not in known:
+                fault = f"has no {needs[name][0]} to compute again" if name in needs else "is unknown"
+                raise ValueError(f"recompute_modules: {name!r} {fault}: use {either(known)}")
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules of a layer that are computed again; none if whole layers are, or nothing."""
+        return (self.recompute_modules or ("core_attn",)) if self.recompute == "selective" else ()
+
+    def check_recompute(self) -> None:
+        """Raise Misfit if attention would be computed again twice."""
+        if "core_attn" in self.modules:
+            self.parallel.check_recompute(self.fused_attention)
+
+    def check_offload(self) -> None:
+        """Raise NotModelled for activations that go to the CPU where Megatron-LM leaves them."""
+        if not self.offload_layers:
+            return
+        given = f"offload_layers={self.offload_layers}"
+        if self.pp_size > 1 or self.recompute != "none":
+            raise NotModelled(
+                "offload_layers needs one pipeline stage that computes nothing again",
+                f"{given} with pp_size={self.pp_size} and recompute={self.recompute!r}",
+                "use pp_size=1 and recompute='none', or offload_layers=0",
+            )
+        if self.offload_layers >= self.model.num_layers:
+            raise NotModelled(
+                "offload_layers must leave a layer",
+                f"{given} of {self.model.num_layers} leaves none on the GPU",
+                f"use {self.model.num_layers - 1} or fewer",
+            )
 
     def check_attention(self) -> None:
         """Raise NotModelled for context parallelism with stored scores."""

@@ -34,7 +34,7 @@ from labkit.partition import split_layers
 from labkit.shape import GPT
 
 SECTIONS: tuple[str, ...] = "dense bf16", "dense fp8", "long sequences", "Blackwell", "experts"
-SAME_CONSTANTS: dict[str, str] = {"A100 40GB": "A100", "H100 DeepEP": "H100"}
+SAME_CONSTANTS: dict[str, str] = {"A100 40GB": "A100", "H100 DeepEP": "H100", "B200 HybridEP": "B200"}
 SAME_WITH_EXPERTS: dict[str, str] = dict.fromkeys(("GB200", "GB300"), "GB200 and GB300")
 SAME_WITH_EXPERTS |= dict.fromkeys(("GB200 of 2026", "GB300 of 2026"), "GB200 and GB300 of 2026")
 """Kinds of GPU whose runs are fitted together."""
@@ -139,7 +139,7 @@ def _run(row: dict[str, str]) -> Run:
     if row["step_seconds"]:
         seconds = float(row["step_seconds"])
     else:
-        flops = flops_per_step(model, plan.batch_size, plan.recompute)
+        flops = flops_per_step(model, plan.batch_size, plan.recompute, modules=plan.modules)
         seconds = flops / (plan.world_size * float(row["teraflops_per_gpu"]) * 1e12)
     fits = row["fitted"] == "yes"
     return Run(row["run"], row["model"], row["gpu"], plan, seconds, row["source"], row["assumed"], fits)
@@ -147,7 +147,10 @@ def _run(row: dict[str, str]) -> Run:
 
 def _options(row: dict[str, str]) -> dict[str, Any]:
     """Return the fields that a row gives."""
-    return {FIELDS.get(head, head): _value(text) for head, text in row.items() if text and head not in NO_FIELDS}
+    found = {FIELDS.get(head, head): _value(text) for head, text in row.items() if text and head not in NO_FIELDS}
+    if names := found.get("recompute_modules"):
+        found["recompute_modules"] = tuple(names.split())
+    return found
 
 
 def _value(text: str) -> Any:

@@ -28,7 +28,7 @@ AXES = (
 )  # fmt: skip
 """What a search decides, in this order."""
 DECIDED = "model", "world_size", "batch_size"
-FOLLOWS = "stage_layers", "recompute_layers"  # what fits them depends on the stages of each candidate
+FOLLOWS = "stage_layers", "recompute_layers", "recompute_modules", "offload_layers"  # depend on the candidate
 LETTERS: dict[str, str] = dict(zip(AXES, ("t", "c", "p", "ep", "etp", "v", "schedule", "b", "recompute", "zero")))
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Plan)}
 TOO_LARGE = "the fullest GPU must have the memory that it needs"
@@ -178,8 +178,7 @@ _CHECKS: dict[str, Callable[[Plan], None]] = {
     "num_chunks": _check_stages,
     "schedule": Plan.check_folds,
     "micro_batch_size": _check_batch,
-    "recompute": lambda plan: plan.parallel.check_recompute(plan.fused_attention),
-    "zero_stage": lambda plan: plan.parallel.check_zero(),
+    "recompute": Plan.check_recompute,
 }
 """What is asked of a plan as soon as an axis is decided, too. Later ones have their defaults then, which fit."""
 
@@ -291,6 +290,12 @@ class Found:
         if name in _CHECKS:
             _CHECKS[name](plan)
 
+    def _fix_zero(self, zero_stage: int) -> None:
+        """Decide the last axis: as `_fix`, without what only others need."""
+        plan = self._plan
+        plan.__dict__["zero_stage"] = plan.parallel.__dict__["zero_stage"] = zero_stage
+        plan.parallel.check_zero()
+
     def _stage_layers(self, pp_size: int, num_chunks: int) -> Sequence[int] | None:
         return uneven_stages(self._fixed["model"].num_layers, pp_size * num_chunks) if self.uneven else None
 
@@ -300,7 +305,7 @@ class Found:
         kept = {stage: stage_activation_bytes(plan, stage) for stage in full_stages(plan)}
         for zero_stage in self._choices["zero_stage"]:
             try:
-                self._fix("zero_stage", zero_stage)
+                self._fix_zero(zero_stage)
             except Misfit as misfit:
                 self._counts[misfit.rule] += 1
                 continue

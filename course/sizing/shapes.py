@@ -3,11 +3,59 @@
 `labkit.shape.GPT` describes what `labtrain.model` builds. An `AnyGPT` also has what some published models have instead.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from labkit.shape import GPT
 from labkit.sizes import check_size
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """The sizes of multi-head latent attention (DeepSeek's MLA), by Megatron-LM's names.
+
+    A token's queries come from a latent of ``q_lora_rank`` numbers, its keys and values from one of ``kv_lora_rank``. A
+    key has ``qk_head_dim`` numbers of its head, and ``qk_pos_emb_head_dim`` with its position that all heads share.
+    Source: arXiv 2412.19437, section 2.1.1.
+    """
+
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_head_dim: int
+    qk_pos_emb_head_dim: int
+    v_head_dim: int
+
+    def __post_init__(self):
+        for field in fields(self):
+            check_size(field.name, getattr(self, field.name))
+        if (self.key_dim + self.v_head_dim) % 2:
+            fault = f"a head has {self.key_dim} numbers of a key and {self.v_head_dim} of a value"
+            raise ValueError(f"{fault}, whose mean must be a whole number: change v_head_dim")
+
+    @property
+    def key_dim(self) -> int:
+        """How many numbers a head's query has, and its key."""
+        return self.qk_head_dim + self.qk_pos_emb_head_dim
+
+    @property
+    def latent_size(self) -> int:
+        """How many numbers both latents have, each of which has a norm."""
+        return self.q_lora_rank + self.kv_lora_rank
+
+    def down_weights(self, hidden_size: int) -> int:
+        """Return the weights that make the latents, and the part of the keys that heads share."""
+        return hidden_size * (self.latent_size + self.qk_pos_emb_head_dim)
+
+    def up_weights(self, num_heads: int) -> int:
+        """Return the weights that make the heads' queries, keys and values of the latents."""
+        of_keys_and_values = self.kv_lora_rank * (self.qk_head_dim + self.v_head_dim)
+        return num_heads * (self.q_lora_rank * self.key_dim + of_keys_and_values)
+
+    def num_weights(self, hidden_size: int, num_heads: int) -> int:
+        """Return the weights in the matrices of a layer's attention, the output's included."""
+        output = num_heads * self.v_head_dim * hidden_size
+        return self.down_weights(hidden_size) + self.up_weights(num_heads) + output
 
 
 @dataclass(frozen=True)
@@ -20,7 +68,7 @@ class AnyGPT(GPT):
 
     head_size: int | None = None  # h/a if None
     attention_norms: int = 0  # numbers in the norms inside the attention of a layer
-    latent_attention: int | None = None  # weights in its matrices, where q, k and v come from latents (DeepSeek's MLA)
+    latent: LatentAttention | None = None  # where q, k and v come from latents
     num_dense_layers: int = 0  # at the start, before those with experts
     most_nodes: int | None = None  # on which the experts of a token are, at most; any if None
     window: int | None = None  # keys that a query sees, itself included, in layers whose attention has a window
@@ -29,9 +77,11 @@ class AnyGPT(GPT):
     def __post_init__(self):
         if (heads := self.num_attention_heads) is None:
             raise ValueError("a head_size needs num_attention_heads: give it too")
+        if self.latent and (self.head_size is not None or self.attention_norms):
+            raise ValueError("latent says the sizes of heads and norms: give no head_size and no attention_norms")
         width = check_size("hidden_size", self.hidden_size)
-        if self.head_size is not None:  # heads need not divide h: what a GPT checks of h holds for their own width
-            own = check_size("head_size", self.head_size) * check_size("num_attention_heads", heads)
+        if size := self.own_head_size:  # heads need not divide h: what a GPT checks of h holds for their own width
+            own = check_size("head_size", size) * check_size("num_attention_heads", heads)
             object.__setattr__(self, "hidden_size", own)
         super().__post_init__()
         object.__setattr__(self, "hidden_size", width)
@@ -46,10 +96,23 @@ class AnyGPT(GPT):
             )
 
     @property
+    def own_head_size(self) -> int | None:
+        """The size of a head where it is not h/a; with latents the mean of a key's and a value's.
+
+        So there are as many numbers in queries and outputs, as many in keys and values, and as many FLOPs.
+        """
+        return (self.latent.key_dim + self.latent.v_head_dim) // 2 if self.latent else self.head_size
+
+    @property
     def query_size(self) -> int:
         """The width of a token's queries, and of what its heads return."""
         heads = self.num_attention_heads or 1
-        return heads * (self.head_size or self.hidden_size // heads)
+        return heads * (self.own_head_size or self.hidden_size // heads)
+
+    @property
+    def inner_norms(self) -> int:
+        """The numbers in the norms inside the attention of a layer."""
+        return self.latent.latent_size if self.latent else self.attention_norms
 
     @property
     def kv_size(self) -> int:
@@ -59,7 +122,7 @@ class AnyGPT(GPT):
     @property
     def num_matrix_parameters(self) -> int:
         h, q, kv = self.hidden_size, self.query_size, self.kv_size
-        attention = 2 * h * (q + kv) if self.latent_attention is None else self.latent_attention
+        attention = self.latent.num_weights(h, self.num_attention_heads or 1) if self.latent else 2 * h * (q + kv)
         return super().num_matrix_parameters - 2 * h * (h + kv) + attention
 
     @property
@@ -69,7 +132,7 @@ class AnyGPT(GPT):
     @property
     def num_parameters(self) -> int:
         biases = self.query_size - self.hidden_size if self.bias else 0
-        return super().num_parameters + self.num_layers * (self.attention_norms + biases)
+        return super().num_parameters + self.num_layers * (self.inner_norms + biases)
 
     @property
     def num_moe_layers(self) -> int:
@@ -128,13 +191,62 @@ def attention_layers(model: GPT) -> list[AttentionLayers]:
     return [whole._replace(share=full), windowed._replace(share=1 - full)]
 
 
-def mla_parameters(h: int, a: int, q_rank: int, kv_rank: int, head: int, rope: int, value: int) -> int:
-    """Return the weights in the matrices of multi-head latent attention. Source: arXiv 2412.19437, section 2.1.1.
+def latent_of(model: GPT) -> LatentAttention | None:
+    """Return the sizes of a model's latent attention; None if it has none."""
+    return model.latent if isinstance(model, AnyGPT) else None
 
-    They go from h to the latents of q and of k and v (with the shared rotary key), from those to a heads, and back.
+
+class Widths(NamedTuple):
+    """How many numbers a token has in each of these, of all heads together."""
+
+    queries: int
+    keys: int
+    values: int
+    outputs: int
+
+
+def attention_widths(model: GPT) -> Widths:
+    """Return the widths of a layer's attention.
+
+    >>> attention_widths(QWEN3_30B_A3B), attention_widths(DEEPSEEK_V3).values
+    (Widths(queries=4096, keys=512, values=512, outputs=4096), 16384)
     """
-    down = h * (q_rank + kv_rank + rope)
-    return down + q_rank * a * (head + rope) + kv_rank * a * (head + value) + a * value * h
+    if latent := latent_of(model):
+        heads = model.num_attention_heads or 1
+        return Widths(heads * latent.key_dim, heads * latent.key_dim, *[heads * latent.v_head_dim] * 2)
+    return Widths(query_size(model), model.kv_size, model.kv_size, query_size(model))
+
+
+def mlp_parameters(model: GPT) -> int:
+    """Return the weights in the matrices of an MLP."""
+    return (3 if model.mlp == "swiglu" else 2) * model.hidden_size * model.mlp_width
+
+
+def once(modules: Sequence[str]) -> list[str]:
+    """Return these modules of a layer without those that are parts of another one of them.
+
+    >>> once(("mla_up_proj", "moe", "moe_act"))
+    ['mla_up_proj', 'moe']
+    """
+    parts = ("moe_act", "shared_experts") if "moe" in modules else ()
+    return [name for name in modules if name not in parts]
+
+
+def module_weights(model: GPT, module: str, has_experts: bool) -> int:
+    """Return how many weights of a layer's module, by Megatron-LM's name, multiply each token.
+
+    >>> [module_weights(DEEPSEEK_V3, module, True) for module in ("mla_up_proj", "shared_experts", "mlp")]
+    [54525952, 44040192, 0]
+    """
+    if module == "mla_up_proj":
+        latent = latent_of(model)
+        return latent.up_weights(model.num_attention_heads or 1) if latent else 0
+    if module == "mlp":
+        return 0 if has_experts else mlp_parameters(model)
+    shared = model.num_shared_experts * model.num_expert_parameters if has_experts else 0
+    if module == "moe" and has_experts:
+        return shared + model.top_k * model.num_expert_parameters + model.hidden_size * (model.num_experts or 0)
+    return shared if module == "shared_experts" else 0
 
 
 TODAY: dict = dict(norm="rmsnorm", mlp="swiglu", positions="rope", bias=False, tied=False)
@@ -159,14 +271,12 @@ GROK_1 = GPT(64, 6144, 8192, 131072, 48, 8, 32768, num_experts=8, top_k=2, **TOD
 DEEPSEEK_V3 = AnyGPT(
     61, 7168, 4096, 129280, 128, ffn_hidden_size=18432, num_experts=256, top_k=8, num_shared_experts=1,
     moe_ffn_hidden_size=2048, router_scores="sigmoid", num_dense_layers=3, most_nodes=4,
-    head_size=(128 + 64 + 128) // 2,  # 192 for keys and 128 for values: as many FLOPs as 160 for both
-    attention_norms=1536 + 512, latent_attention=mla_parameters(7168, 128, 1536, 512, 128, 64, 128), **TODAY,
+    latent=LatentAttention(1536, 512, 128, 64, 128), **TODAY,
 )  # fmt: skip
 KIMI_K2 = AnyGPT(
     61, 7168, 4096, 163840, 64, ffn_hidden_size=18432, num_experts=384, top_k=8, num_shared_experts=1,
     moe_ffn_hidden_size=2048, router_scores="sigmoid", num_dense_layers=1,
-    head_size=(128 + 64 + 128) // 2, attention_norms=1536 + 512,
-    latent_attention=mla_parameters(7168, 64, 1536, 512, 128, 64, 128), **TODAY,
+    latent=LatentAttention(1536, 512, 128, 64, 128), **TODAY,
 )  # fmt: skip
 """Sources: the models' config.json on Hugging Face, for sequences of 4,096 tokens, or 8,192; Mixtral as of v0.3 (v0.1
 has 32,000 words); Grok-1 as NVIDIA runs it (github.com/NVIDIA/dgxc-benchmarking at 741c886, grok1_314b.yaml)."""

@@ -1,21 +1,22 @@
 """Bytes that a GPU holds: weights, gradients, optimizer states, and the activations kept for backward.
 
 Mixed precision with Adam: a parameter takes 2 bytes as a weight, 2 or 4 as a gradient, and 12 in the optimizer (a
-float32 copy and two moments). Source: arXiv 1910.02054, section 3.1. An activation takes 2 bytes, as in arXiv
+float32 copy and two moments; `Plan.optimizer_bytes` may say less). Source: arXiv 1910.02054, section 3.1. An activation takes 2 bytes, as in arXiv
 2205.05198, sections 4 and 5, whose formulas are those of GPT-2's form with attention scores that are kept.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from course.sizing.experts import hidden_bytes, kept_bytes_per_token
+from course.sizing.experts import hidden_bytes, kept_of_experts
 from course.sizing.folded import folded
 from course.sizing.plan import Plan
 from course.sizing.remembered import remembered
-from course.sizing.shapes import AnyGPT, query_size
+from course.sizing.shapes import AnyGPT, attention_widths, latent_of, query_size
 from labkit.shape import GPT
 from labtrain.memory_estimate import MemoryEstimate
 
-WEIGHT_BYTES, OPTIMIZER_BYTES = 2, 12
+WEIGHT_BYTES = 2
 
 
 def memory(plan: Plan, stage: int = 0) -> MemoryEstimate:
@@ -33,7 +34,7 @@ def states(plan: Plan, stage: int) -> tuple[float, float, float]:
         dense / plan.dp_cp_size + experts / plan.expert_dp_size if plan.zero_stage >= level else dense + experts
         for level in (1, 2, 3)
     ]
-    return weights * WEIGHT_BYTES, gradients * plan.gradient_bytes, optimizer * OPTIMIZER_BYTES
+    return weights * WEIGHT_BYTES, gradients * plan.gradient_bytes, optimizer * plan.optimizer_bytes
 
 
 def fullest(plan: Plan) -> MemoryEstimate:
@@ -80,45 +81,102 @@ def activation_bytes_per_layer(
     computes SiLU again. In fp8, the inputs of linear layers take 1 byte, but the attention's output is kept in 16 bits,
     too. The 10 are the inputs of two norms and two linear layers, and two dropout masks of 1 byte.
     Latent attention also keeps its latents, before their norms and after: all ranks have them whole.
-    With ``expert_tp_size`` the layer has experts, which all get as many tokens (`kept_bytes_per_token`).
+    With ``expert_tp_size`` the layer has experts, which all get as many tokens (`kept_of_experts`).
 
     Source: arXiv 2205.05198, table 2; arXiv 2307.08691, section 3.1, for what fused attention keeps.
     """
-    h, tokens, t = model.hidden_size, model.seq_length / cp_size * micro_batch_size, tp_size
-    of_tokens = t if sequence_parallel else 1
     if recompute == "full":
-        return 2.0 * tokens * h / of_tokens
+        tokens = model.seq_length / cp_size * micro_batch_size
+        return 2.0 * tokens * model.hidden_size / (tp_size if sequence_parallel else 1)
+    pieces = activation_pieces(
+        model,
+        micro_batch_size,
+        tp_size,
+        sequence_parallel=sequence_parallel,
+        cp_size=cp_size,
+        fused_attention=fused_attention,
+        fused_mlp=fused_mlp,
+        precision=precision,
+        expert_tp_size=expert_tp_size,
+    )
+    return kept_of(pieces, ("core_attn",) if recompute == "selective" and not fused_attention else ())
+
+
+def activation_pieces(
+    model: GPT,
+    micro_batch_size: int,
+    tp_size: int = 1,
+    *,
+    sequence_parallel: bool = False,
+    cp_size: int = 1,
+    fused_attention: bool = False,
+    fused_mlp: bool = False,
+    fused_experts: bool = False,
+    dropout: bool = True,
+    precision: str = "bf16",
+    expert_tp_size: int | None = None,
+) -> dict[str, float]:
+    """Return the same for a layer that computes nothing again, by the module (`MODULES`) that would save each piece.
+
+    What no module saves is under "". Norms save their results, which linear layers keep; "mlp" and "moe" all that lies
+    between their inputs and their outputs; "moe_act" and "shared_experts" parts of that which "moe" does not name.
+    """
     assert model.num_attention_heads is not None
-    of_a_head = 4 if fused_attention else 5 * model.seq_length if recompute == "none" else 0
-    input_bytes, linear_inputs = 1 if precision == "fp8" else 2, 2
-    mlp = hidden_bytes(model, fused_mlp, input_bytes) * model.mlp_width
-    if expert_tp_size is not None:
-        mlp = hidden_bytes(model, fused_mlp, input_bytes) * model.num_shared_experts * model.expert_width
-        linear_inputs = 2 if model.num_shared_experts else 1
-    latents = 2 * 2 * model.attention_norms if isinstance(model, AnyGPT) and model.latent_attention else 0
-    of_attention = 2 * (2 * query_size(model) + 2 * model.kv_size) + (query_size(model) if precision == "fp8" else 0)
-    divided_by_heads = of_attention + mlp + of_a_head * model.num_attention_heads
-    if expert_tp_size is not None:
-        divided_by_heads += kept_bytes_per_token(model, expert_tp_size, fused_mlp, input_bytes)
-    return tokens * ((6 + input_bytes * linear_inputs) * h / of_tokens + latents + divided_by_heads / t)
+    h, t, tokens = model.hidden_size, tp_size, model.seq_length / cp_size * micro_batch_size
+    whole = 1 / (t if sequence_parallel else 1)
+    input_bytes, widths, latent = 1 if precision == "fp8" else 2, attention_widths(model), latent_of(model)
+    of_output = (3 if precision == "fp8" else 2) * widths.outputs
+    of_a_head = 4 if fused_attention else 5 * model.seq_length
+    hidden = hidden_bytes(model, fused_mlp, input_bytes)
+    pieces = {
+        "": (6 if dropout else 4) * h * whole + of_output / t + (2 * 2 * latent.latent_size if latent else 0),
+        "core_attn": of_a_head * model.num_attention_heads / t,
+        "mla_up_proj": 2 * (widths.queries + widths.keys + widths.values) / t,
+    }
+    if expert_tp_size is None:
+        pieces["layernorm"] = 2 * input_bytes * h * whole
+        pieces["mlp"] = hidden * model.mlp_width / t
+    else:
+        kept = kept_of_experts(model, expert_tp_size, fused_mlp, input_bytes, fused_experts)
+        pieces["layernorm"] = (2 if model.num_shared_experts else 1) * input_bytes * h * whole
+        pieces["moe_act"], pieces["moe"] = kept.activation / t, kept.others / t
+        pieces["shared_experts"] = hidden * model.num_shared_experts * model.expert_width / t
+    return {name: tokens * each for name, each in pieces.items()}
+
+
+def kept_of(pieces: dict[str, float], modules: Sequence[str]) -> float:
+    """Return what is kept of `activation_pieces` if these modules are computed again; "moe" has parts of its own."""
+    again = {*modules, "moe_act", "shared_experts"} if "moe" in modules else modules
+    return sum(each for name, each in pieces.items() if name not in again)
 
 
 @remembered(
-    "model", "tp_size", "cp_size", "expert_tp_size", "micro_batch_size", "recompute", "sequence_parallel",
-    "fused_attention", "fused_mlp", "precision",
+    "model", "tp_size", "cp_size", "expert_tp_size", "micro_batch_size", "recompute", "recompute_modules",
+    "sequence_parallel", "fused_attention", "fused_mlp", "fused_experts", "dropout", "precision",
 )  # fmt: skip
 def _layer_bytes(plan: Plan, has_experts: bool) -> tuple[float, float]:
     """Return what a layer keeps of a micro-batch, and what it has while backward goes through it."""
-    ways: dict[str, Any] = dict(sequence_parallel=plan.sequence_parallel, fused_attention=plan.fused_attention)
-    ways |= dict(
+    model, b, t = plan.model, plan.micro_batch_size, plan.tp_size
+    pieces = activation_pieces(
+        model,
+        b,
+        t,
+        sequence_parallel=plan.sequence_parallel,
+        fused_attention=plan.fused_attention,
         fused_mlp=plan.fused_mlp,
+        fused_experts=plan.fused_experts,
+        dropout=plan.dropout,
         precision=plan.precision,
         cp_size=plan.cp_size,
         expert_tp_size=plan.etp_size if has_experts else None,
     )
-    model, b, t = plan.model, plan.micro_batch_size, plan.tp_size
-    kept = activation_bytes_per_layer(model, b, t, recompute=plan.recompute, **ways)
-    return kept, activation_bytes_per_layer(model, b, t, **ways)
+    everything = sum(pieces.values())
+    if plan.recompute == "full":
+        layer_input = activation_bytes_per_layer(
+            model, b, t, sequence_parallel=plan.sequence_parallel, cp_size=plan.cp_size, recompute="full"
+        )
+        return layer_input, everything
+    return kept_of(pieces, plan.modules), everything
 
 
 def in_flight(plan: Plan, stage: int) -> int:
@@ -146,17 +204,28 @@ def stage_activation_bytes(plan: Plan, stage: int) -> float:
         largest = whole if share == 1 else max(largest, whole)
     if plan.recompute_layers is not None:  # of each chunk; the others keep everything
         layer += (1 - plan.recomputed_share) * (everything - layer)
-    total = in_flight(plan, stage) * plan.layers_of_rank(stage) / plan.num_chunks * layer
+    total = in_flight(plan, stage) * plan.layers_of_rank(stage) / plan.num_chunks * layer - plan.offload_layers * layer
     if plan.recompute == "full":  # while backward goes through a layer, all of its activations are there
         total += largest
+    elif plan.recompute_modules:  # or those of its modules
+        total += everything - layer
+    if plan.offload_layers:  # one layer computes while another one's activations travel
+        total += 2 * largest
     tokens = model.seq_length / plan.cp_size * plan.micro_batch_size
     hidden = tokens * model.hidden_size / (t if divided else 1)
-    if stage == 0:  # masks of the embedding's dropout: interleaving keeps two rounds of p micro-batches under way
+    if stage == 0 and plan.dropout:  # masks of the embedding's: interleaving keeps two rounds of p micro-batches under way
         rounds = 1 if plan.num_chunks == 1 else 2
         total += min(rounds * plan.pp_size, plan.num_micro_batches) * hidden
     if stage == plan.loss_rank:
         total += 4 * hidden + 4 * tokens * plan.vocab_size / t  # last norm, logits in 16 and 32 bits
     return total
+
+
+def offloaded_bytes(plan: Plan) -> float:
+    """Return the bytes of a micro-batch that go to the CPU's memory; layers of both kinds count as their mean."""
+    share = plan.model.num_moe_layers / plan.model.num_layers
+    layer = (1 - share) * _layer_bytes(plan, False)[0] + (share * _layer_bytes(plan, True)[0] if share else 0.0)
+    return plan.offload_layers * layer
 
 
 def stage_parameters(plan: Plan, stage: int) -> float:
@@ -187,15 +256,17 @@ class Kinds(NamedTuple):
 def layer_parameters(plan: Plan, has_experts: bool = False) -> Kinds:
     """Return a layer's parameters on a GPU: matrices and column biases are divided by t, norms and row biases whole.
 
-    So are routers; latent attention's matrices are taken to be divided, too. A layer with experts has them, a router
-    and shared experts in place of the MLP, all without biases: E/ep experts, and 1/etp of each.
+    So are routers, and the matrices that make latents, which all tensor ranks need. A layer with experts has them, a
+    router and shared experts in place of the MLP, all without biases: E/ep experts, and 1/etp of each.
     """
     model, t = plan.model, plan.tp_size
     h, up = model.hidden_size, 2 if model.mlp == "swiglu" else 1
-    inner_norms = model.attention_norms if isinstance(model, AnyGPT) else 0
+    inner_norms = model.inner_norms if isinstance(model, AnyGPT) else 0
+    latent = latent_of(model)
+    copied = latent.down_weights(h) * (1 - 1 / t) if latent else 0
     biases = (query_size(model) + 2 * model.kv_size) / t + h if model.bias else 0
     mlp_biases = up * model.mlp_width / t + h if model.bias else 0
-    dense = model.num_matrix_parameters / t + 2 * _norm_parameters(model) + inner_norms + biases
+    dense = model.num_matrix_parameters / t + copied + 2 * _norm_parameters(model) + inner_norms + biases
     if not has_experts:
         return Kinds(dense + mlp_biases, 0.0)
     experts = (model.num_experts or 0) * model.num_expert_parameters / (plan.ep_size * plan.etp_size)

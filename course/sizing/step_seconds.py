@@ -6,6 +6,7 @@ optimizer. Nothing overlaps but a ring's messages with its blocks, as in the run
 unless the hardware says which share of the messages is `Hidden`, as in the runs of `course.sizing.runs`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
@@ -14,10 +15,11 @@ from course.sizing.fully_sharded import waiting
 from course.sizing.hardware import Hardware
 from course.sizing.layer_seconds import activation_bytes, layer_seconds, link_rate, logits_seconds
 from course.sizing.plan import Plan
-from course.sizing.stage_memory import Kinds, fullest, stage_kinds
+from course.sizing.stage_memory import Kinds, fullest, offloaded_bytes, stage_kinds
 
 ADAM = (4 + 4) + (4 + 4) + 2 * (4 + 4) + 2
-"""Bytes that Adam reads and writes for each parameter: gradient, then set to 0; float32 copy; two moments; weight."""
+"""Bytes that Adam reads and writes for each parameter: gradient, then set to 0; float32 copy; two moments; weight.
+Where `Plan.optimizer_bytes` are fewer, it reads and writes fewer."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class StepTime:
     @property
     def flops_per_gpu(self) -> float:
         """The FLOP/s that each GPU does, recomputation included."""
-        return self._flops(self.plan.recompute) / (self.total * self.plan.world_size)
+        return self._flops(self.plan.recompute, self.plan.modules) / (self.total * self.plan.world_size)
 
     @property
     def peak_flops(self) -> float:
@@ -68,7 +70,7 @@ class StepTime:
 
         Where fused attention computes only the scores that a query sees, only these count.
         """
-        return self._flops("none") / (self.total * self.plan.world_size * self.peak_flops)
+        return self._flops("none", ()) / (self.total * self.plan.world_size * self.peak_flops)
 
     @property
     def memory_bytes(self) -> float:
@@ -89,8 +91,8 @@ class StepTime:
         unfitted = "" if self.hardware.fitted_to else f"; nothing was fitted to {self.hardware.name}"
         return f"{self.total:.3g} s a step, {used}; {fit}{unfitted}"
 
-    def _flops(self, recompute: str) -> float:
-        return flops_per_step(self.plan.model, self.plan.batch_size, recompute, self.plan.fused_attention)
+    def _flops(self, recompute: str, modules: Sequence[str]) -> float:
+        return flops_per_step(self.plan.model, self.plan.batch_size, recompute, self.plan.fused_attention, modules)
 
     def days(self, num_tokens: float) -> float:
         """Return the days that a training run of ``num_tokens`` takes."""
@@ -134,7 +136,19 @@ def _of_a_micro_batch(plan: Plan, hardware: Hardware, rank: int) -> tuple[dict[s
         other, _ = _of_a_micro_batch(without, hardware, rank)
         layer = {part: share * seconds + (1 - share) * other[part] / layers for part, seconds in layer.items()}
     logits = logits_seconds(plan, hardware) if rank == plan.loss_rank else {}
+    if plan.offload_layers:
+        waits = offload_seconds(plan, hardware, layers * sum(layer.values()))
+        layer = layer | {"memory_bound": layer["memory_bound"] + waits / layers}
     return {part: layers * seconds for part, seconds in layer.items()}, logits
+
+
+def offload_seconds(plan: Plan, hardware: Hardware, computing: float) -> float:
+    """Return how long a micro-batch waits for activations on their way to the CPU, and on their way back.
+
+    They travel while the layers compute: a third of ``computing`` forward, the rest backward.
+    """
+    travel = offloaded_bytes(plan) / (hardware.host_bytes_per_second * hardware.node_efficiency)
+    return max(0.0, travel - computing / 3) + max(0.0, travel - 2 * computing / 3)
 
 
 def _total(*parts: dict[str, float]) -> float:
@@ -186,7 +200,8 @@ def update_seconds(
     held = shared.dense + shared.experts
     if plan.zero_stage:
         held = shared.dense / plan.dp_cp_size + shared.experts / plan.expert_dp_size
-    return seconds, held * ADAM / hardware.memory_rate
+    moved_bytes = ADAM - 2 * (12 - plan.optimizer_bytes)
+    return seconds, held * moved_bytes / hardware.memory_rate
 
 
 def gradients_seconds(plan: Plan, hardware: Hardware, shared: Shared | None = None) -> float:

@@ -137,7 +137,13 @@ def _missing_of_layout(plan: Plan) -> dict[str, bool]:
         f"schedule={plan.schedule!r} cannot be said by --parallelism.pipeline-parallel-schedule.":
             plan.schedule is not None and plan.schedule not in _V,
         "Recomputing only attention's core is no activation-checkpoint of its own: fused attention does it anyway.":
-            plan.recompute == "selective",
+            "core_attn" in plan.modules,
+        f"Recomputing {', '.join(plan.recompute_modules or ())} cannot be said: activation-checkpoint:selective has "
+        "choices of its own.": plan.recompute_modules is not None,
+        "Activations cannot go to the CPU layer by layer (--training.enable-cpu-offload moves weights, gradients and "
+        "optimizer).": plan.offload_layers > 0,
+        "Weights are in float32 (--training.dtype), and so are Adam's moments: 12 bytes for each parameter.":
+            plan.optimizer_bytes != 12,
         "Recomputing some layers of a chunk cannot be said: activation-checkpoint:full is all of them.":
             plan.recompute_layers is not None,
         "A fused SwiGLU is an override (override.imports), not an option.": plan.fused_mlp,

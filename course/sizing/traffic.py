@@ -114,8 +114,11 @@ def plan_traffic(plan: Plan, gpus_per_node: int) -> dict[str, Traffic]:
     Megatron-LM can instead let each GPU of a tensor group send 1/t and then gather, which is what `step_time` assumes.
 
     Raises:
-        ValueError: ZeRO stages 2 and 3, whose messages are in none of these formulas.
+        ValueError: ZeRO stages 2 and 3, and modules that send again, whose messages are in none of these formulas.
     """
+    if again := {"mlp", "moe", "shared_experts"} & {*plan.modules}:
+        fault = f"recompute_modules: what {sorted(again)} send again is not counted here"
+        raise ValueError(f"{fault}, use modules without messages, or recompute='full'")
     if plan.zero_stage > 1:
         raise ValueError(f"zero_stage={plan.zero_stage}: what it sends in a step is not counted here, use 0 or 1")
     gathered = 2 if plan.zero_stage else plan.gradient_bytes  # ZeRO-1 gathers weights instead

@@ -27,6 +27,7 @@ FUSED = dict(fused_attention=True, recompute="none")
 GATHERED = dict(context_parallel="all_gather", **FUSED)
 FOLDED = dict(schedule="zero-bubble-v", precision="fp8", **FUSED)
 LATENT = dict(stage_layers=(*[4] * 15, 1), ep_size=64, expert_tp_size=1, zero_stage=1, precision="fp8", **FUSED)
+MODULES = dict(recompute="selective", recompute_modules=("mla_up_proj", "moe_act"), optimizer_bytes=8)
 PLANS = {
     "gpt": Plan(GPT_3, 1024, 1536, tp_size=8, pp_size=16),
     "selective": Plan(GPT_3, 512, 1024, 4, 8, 2, num_chunks=6, recompute="selective", sequence_parallel=True),
@@ -42,6 +43,8 @@ PLANS = {
     "late": Plan(replace(QWEN3_30B_A3B, num_dense_layers=3, num_shared_experts=1, top_k=1), 16, 64, 2, **FUSED),
     "latent": Plan(DEEPSEEK_V3, 2048, 15360, pp_size=16, **LATENT),
     "window": Plan(replace(QWEN3_30B_A3B, window=128, full_attention_freq=2), 64, 64, ep_size=16, **FUSED),
+    "modules": Plan(DEEPSEEK_V3, 2048, 15360, pp_size=16, **LATENT | MODULES),
+    "offloaded": Plan(LLAMA_70B, 64, 128, zero_stage=2, offload_layers=20, **FUSED),
     "kimi": Plan(KIMI_K2, 2048, 4096, pp_size=16, **LATENT | {"precision": "bf16"}),
     "some": Plan(LLAMA_70B, 64, 128, 4, 4, recompute_layers=3, fused_mlp=True, fused_attention=True),
     "folded": Plan(replace(LLAMA, num_layers=80), 64, 128, 4, 8, num_chunks=2, **FOLDED),
@@ -98,6 +101,7 @@ def parser_of(framework):
         name, takes = row["option"], row["takes"]
         if name.startswith("--"):
             options = {"action": "store_true"} if takes == "flag" else {"choices": choices_of(takes)}
+            options |= {"nargs": "+"} if takes == "values" else {}
             parser.add_argument(name, **options, dest=name)
     if framework == "torchtitan":
         configs = {row["config"] for row in TABLES[framework]} - {""}
@@ -139,16 +143,18 @@ NOT_SAID = "not said"  # no value of the option is the plan's, so it must be nam
 def meant_of_megatron(plan):
     """What a plan means by the options that vary from plan to plan."""
     model, t, c, v = plan.model, plan.tp_size, plan.cp_size, plan.num_chunks
-    latent, rope = bool(getattr(model, "latent_attention", None)), model.positions == "rope"
+    latent, rope = getattr(model, "latent", None), model.positions == "rope"
+    modules = plan.recompute_modules
     fsdp, full = plan.zero_stage >= 2, plan.recompute == "full"
     window, some = getattr(model, "window", None), plan.recompute_layers
     fits = plan.pad_vocab_to or model.vocab_size % (128 * t) == 0
     return meant_of_experts(plan) | {
         "--num-layers": model.num_layers, "--hidden-size": model.hidden_size, "--ffn-hidden-size": model.mlp_width,
-        "--num-attention-heads": model.num_attention_heads, "--multi-latent-attention": latent,
+        "--num-attention-heads": model.num_attention_heads, "--multi-latent-attention": latent is not None,
         "--kv-channels": None if latent else query_size(model) // model.num_attention_heads,
         "--group-query-attention": model.num_query_groups is not None,
-        "--num-query-groups": model.num_query_groups or 1, "--qk-layernorm": getattr(model, "attention_norms", 0) > 0,
+        "--num-query-groups": model.num_query_groups or 1, "--qk-layernorm": getattr(model, "inner_norms", 0) > 0,
+        **meant_of_latents(latent),
         "--seq-length": model.seq_length, "--max-position-embeddings": model.seq_length,
         "--position-embedding-type": "rope" if rope else "learned_absolute",
         "--rotary-base": int(model.rotary_base) if rope else 10000,
@@ -174,10 +180,20 @@ def meant_of_megatron(plan):
         "--recompute-granularity": None if plan.recompute == "none" else plan.recompute,
         "--recompute-method": ("block" if some else "uniform") if full else None,
         "--recompute-num-layers": (some or 1) if full else None,
+        "--recompute-modules": " ".join(modules) if modules else None,
+        "--cpu-offloading-num-layers": plan.offload_layers,
+        "--use-precision-aware-optimizer": plan.optimizer_bytes == 8,
+        "--exp-avg-dtype": "bf16" if plan.optimizer_bytes == 8 else "fp32",
+        "--exp-avg-sq-dtype": "bf16" if plan.optimizer_bytes == 8 else "fp32",
         "--attention-backend": ("fused" if latent else "flash") if plan.fused_attention else "unfused",
         "--overlap-grad-reduce": plan.dp_size * c > 1,
         "--overlap-param-gather": plan.dp_size * c > 1 and plan.zero_stage > 0,
     }  # fmt: skip
+
+
+def meant_of_latents(latent):
+    names = "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"
+    return {f"--{name.replace('_', '-')}": getattr(latent, name, None) for name in names}
 
 
 def layout_of_layers(layers):
@@ -243,7 +259,7 @@ def acts(row, plan):
         return False
     conditions = {
         "experts": bool(plan.model.num_experts),
-        "latent attention": bool(getattr(plan.model, "latent_attention", None)),
+        "latent attention": getattr(plan.model, "latent", None) is not None,
         "tensor parallel": plan.tp_size > 1,
         "fp8": plan.precision == "fp8",
     }
@@ -253,6 +269,8 @@ def acts(row, plan):
 def as_word(value):
     if isinstance(value, bool):
         return "on" if value else "off"
+    if isinstance(value, tuple):
+        return " ".join(value)
     return "none" if value is None else str(value)
 
 
@@ -293,8 +311,8 @@ def test_plain_attention_in_place_of_latents_is_found():
     """The walk sees what is written for another model, and what is not written."""
     plan = PLANS["latent"]
     options, missing = (arguments(plan, "megatron-lm")[i] for i in (1, 2))
-    del options["--multi-latent-attention"]
-    said = Arguments("", options | {"--kv-channels": 160}, missing[:2])
+    plain = {name: value for name, value in options.items() if name not in ("--multi-latent-attention", "--kv-lora-rank")}
+    said = Arguments("", plain | {"--kv-channels": 160}, missing[:2])  # the first sentences are of other things
     found = " ".join(strangers(plan, "megatron-lm", said))
     assert "--kv-channels: a plan means none, it does 160" in found
     assert all(name in found for name in ("--multi-latent-attention:", "--kv-lora-rank:", "--moe-router-group-topk:"))

@@ -68,7 +68,7 @@ def test_heads_need_not_divide_the_hidden_size():
 
 def test_latent_attention_keeps_its_latents_too():
     ways = dict(fused_attention=True, expert_tp_size=1)
-    plain = replace(DEEPSEEK_V3, latent_attention=None)
+    plain = replace(DEEPSEEK_V3, latent=None, head_size=160)
     kept = [activation_bytes_per_layer(model, 1, **ways) for model in (DEEPSEEK_V3, plain)]
     assert kept[0] - kept[1] == 4096 * (1536 + 512) * 2 * 2
     # as many numbers in q, k, v and the output as 192 + 192 + 128 + 128 for each of 128 heads

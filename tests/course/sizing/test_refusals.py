@@ -13,7 +13,7 @@ from course.sizing.fully_sharded import sharded_memory
 from course.sizing.linear_cut import LinearCut
 from course.sizing.messages import on_a_ring
 from course.sizing.routing import Routed, drawn_logits, route
-from course.sizing.shapes import DEEPSEEK_V3
+from course.sizing.shapes import DEEPSEEK_V3, LatentAttention
 from labkit.layout import ParallelLayout
 from labkit.schedules import Schedule, gpipe
 from labkit.shape import GPT
@@ -37,7 +37,7 @@ def simulated(*rows, p=1, m=1):
 
 
 CALLED = (
-    LinearCut, ParallelLayout, Routed, checkpoint_interval, drawn_logits, fitted_constants, gpipe, lost, on_a_ring,
+    LatentAttention, LinearCut, ParallelLayout, Routed, checkpoint_interval, drawn_logits, fitted_constants, gpipe, lost, on_a_ring,
     replace, route, rows_of, sharded_memory, simulated,
 )  # fmt: skip
 KNOWN = vars(sizing) | {each.__name__: each for each in CALLED}
@@ -56,6 +56,7 @@ REFUSED = {
     "step_traffic(TINY, ParallelLayout(8), gpus_per_node=8, batch_size=2.0)": "batch_size=2.0 must be a whole number",
     "plan_traffic(Plan(GPT_3, 8, 8, zero_stage=2), 8)": "zero_stage=2: ",
     "plan_traffic(Plan(GPT_3, 8, 8, zero_stage=3), 8)": "use 0 or 1",
+    "plan_traffic(Plan(GPT_3, 8, 8, recompute='selective', recompute_modules=['mlp']), 8)": "what ['mlp'] send again",
     # shards
     "sharding(replace(Plan(TINY, 4, 16), zero_stage=3), DGX_H100, 3)": "shard_size=3 does not divide dp_size",
     "sharding(replace(Plan(TINY, 4, 16), pp_size=2), DGX_H100)": "pp_size=2: sharding is modelled without a pipeline",
@@ -128,7 +129,18 @@ REFUSED = {
     "replace(DEEPSEEK_V3, hidden_size=0)": "hidden_size=0 must be at least 1",
     "replace(DEEPSEEK_V3, full_attention_freq=2)": "full_attention_freq=2 is for windows of attention: give a window",
     "replace(DEEPSEEK_V3, window=0)": "window=0 must be at least 1",
-    "replace(DEEPSEEK_V3, head_size=33)": "leaves an even head size",
+    "replace(DEEPSEEK_V3, latent=None, head_size=33)": "leaves an even head size",
+    "replace(DEEPSEEK_V3, head_size=160)": "latent says the sizes of heads and norms: give no head_size",
+    "LatentAttention(1536, 512, 128, 64, 127)": "whose mean must be a whole number: change v_head_dim",
+    "LatentAttention(1536, 0, 128, 64, 128)": "kv_lora_rank=0 must be at least 1",
+    "Plan(DEEPSEEK_V3, 1, 1, recompute='selective', recompute_modules=['mhc'])": "'mhc' is unknown: use core_attn",
+    "Plan(TINY, 1, 1, recompute='selective', recompute_modules=['moe'])": "'moe' has no experts to compute again",
+    "Plan(TINY, 1, 1, recompute='selective', recompute_modules=[])": "must be a list of names: use core_attn",
+    "Plan(TINY, 1, 1, recompute='selective', recompute_modules='mlp')": "must be a list of names, not a word",
+    "Plan(TINY, 1, 1, recompute_modules=['mlp'])": "use recompute='selective', or recompute_modules=None",
+    "Plan(TINY, 1, 1, recompute='none', offload_layers=2)": "offload_layers=2 of 2 leaves none on the GPU",
+    "Plan(TINY, 1, 1, offload_layers=1)": "use pp_size=1 and recompute='none', or offload_layers=0",
+    "Plan(TINY, 1, 1, optimizer_bytes=6)": "optimizer_bytes=6 is unknown: use 4, 8 or 12",
 }  # fmt: skip
 
 

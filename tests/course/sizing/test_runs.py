@@ -128,12 +128,19 @@ def test_long_sequences_are_near_with_what_is_published_of_their_kernel():
     assert not CONSTANTS["H100 FlashAttention-2 fp8"] and max(abs(run.error) for run in runs) < 0.05
 
 
-def test_published_runs_that_fitted_fit():
-    """But for experts, some of which compute parts of layers again, and activations that went to the CPU."""
-    for run in RUNS:
-        share = fullest(run.plan).total / run.hardware.memory_bytes
-        if run.fits and run.section != "experts" and "CPU" not in run.assumed:
-            assert share < 1.07, str(run)
+DO_NOT_FIT = {
+    "D42": "its recipe computes only MLA's up-projection again; what else was done in May 2025 is not said",
+    "D74d": "two layers on their way to the CPU count whole, and all logits in 32 bits",
+    **dict.fromkeys(("D75b", "D75d"), "chunks count as their mean, but the first, with most passes, has fewer layers"),
+    "D82a": "what torchtitan's selective checkpointing computes again is not counted",
+}
+"""Runs that count as more than their GPU's memory, by at most 3 %."""
+
+
+def test_published_runs_fit():
+    shares = {run.name: fullest(run.plan).total / run.hardware.memory_bytes for run in RUNS}
+    assert {name for name, share in shares.items() if share > 1} == set(DO_NOT_FIT)
+    assert max(shares.values()) < 1.035
 
 
 # -- orders that come out whatever the constants --------------------------------------------------------------------
@@ -189,16 +196,21 @@ def test_context_parallelism_is_faster_at_128k_and_slower_at_8k(hardware):
     assert fastest(8192, 8, hardware) > fastest(8192, 1, hardware)
 
 
-def test_what_context_parallelism_brings_is_in_the_published_order():
-    """D57 to D59b: 1.03, 1.07, 1.31 and 1.40 times as fast as the best plan without it, which a search finds here.
+WITHOUT_CONTEXT = {32: 1.03, 64: 1.07, 128: 1.31, 256: 1.40, 512: 5.28, 1024: 20.23}
+"""How many times as fast with context parallelism as the best plan without it, by thousands of tokens: D57 to D59d."""
 
-    A seventh of the memory is left for what is not counted, above all the inputs that tensor ranks gather.
+
+@pytest.mark.parametrize("run", rows_of("H100 FlashAttention-2 fp8"), ids=str)
+def test_what_context_parallelism_brings_is_near_what_was_published(run):
+    """If nobody has more than 16 tensor ranks, and who has 128k tokens or more computes layers again.
+
+    The source says neither, nor anything else of these plans but that they are the best that fit. Fused attention then
+    has 4.5 passes for 3.5; and from 512k on there are too few sequences for so many GPUs, so that the pipeline is empty
+    most of the time. A seventh of the memory is left for what is not counted, above all what tensor ranks gather.
     """
+    thousands, plan = run.plan.model.seq_length // 1024, run.plan
     options = dict(fused_attention=True, fused_mlp=True, sequence_parallel=True, gradient_bytes=2, precision="fp8")
-    options |= dict(micro_batch_size=1, zero_stage=1, schedule=None, memory_share=0.85)
-    gains = []
-    for run in rows_of("H100 FlashAttention-2 fp8")[:4]:
-        plan = run.plan
-        found = search(plan.model, plan.world_size, plan.batch_size, run.hardware, cp_size=1, **options)
-        gains.append(found.best.seconds / run.estimate)
-    assert 1 < gains[0] < 1.07 and gains == sorted(gains) and gains[2] > 1.1
+    options |= dict(micro_batch_size=1, zero_stage=1, schedule=None, dropout=False, memory_share=0.85, tp_size=(1, 2, 4, 8, 16))
+    options |= dict(recompute="full" if thousands >= 128 else "none")
+    found = search(plan.model, plan.world_size, plan.batch_size, run.hardware, cp_size=1, **options)
+    assert found.best.seconds / run.estimate == pytest.approx(WITHOUT_CONTEXT[thousands], rel=0.08)

@@ -7,8 +7,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course.sizing import Plan, activation_bytes_per_layer, fullest, memory, stage_parameters
-from course.sizing.stage_memory import in_flight, stage_activation_bytes
+from course.sizing import RUNS, Plan, activation_bytes_per_layer, fullest, memory, stage_parameters
+from course.sizing.shapes import AnyGPT, LatentAttention
+from course.sizing.stage_memory import (
+    activation_pieces,
+    in_flight,
+    kept_of,
+    offloaded_bytes,
+    stage_activation_bytes,
+)
 from labkit.groups import group_of_one
 from labkit.launch import launch
 from labkit.parallel_config import SCHEDULES, V_SHAPED
@@ -129,6 +136,64 @@ def test_fused_attention_keeps_a_number_for_each_row_of_scores():
     assert (none - selective, fused - selective) == (5 * a * s * s / 8, 4 * a * s / 8)
 
 
+# -- what is computed again, and what goes to the CPU ---------------------------------------------------------------
+
+
+def test_deepseek_s_activations_are_near_those_that_were_measured():
+    """131.0 GB on 256 GB200; without the results of MLA's up-projection 30.4 less, of norms 8.2. Source: arXiv
+    2603.07685, tables 3 and 4. A module's own work area, one layer's, is there in any case."""
+    run = next(run for run in RUNS if run.name == "D48")
+    kept = {}
+    for modules in (None, ("mla_up_proj",), ("layernorm",)):
+        plan = replace(run.plan, recompute="selective" if modules else "none", recompute_modules=modules)
+        kept[modules] = max(stage_activation_bytes(plan, stage) for stage in range(plan.pp_size)) / 1e9
+    assert kept[None] == pytest.approx(131.0, rel=0.05)
+    assert kept[None] - kept["mla_up_proj",] == pytest.approx(30.4, rel=0.2)
+    assert kept[None] - kept["layernorm",] == pytest.approx(8.2, rel=0.1)
+
+
+TODAY = dict(norm="rmsnorm", mlp="swiglu", positions="rope", bias=False, tied=False)
+EXPERTS = GPT(4, 32, 16, 64, 4, num_experts=4, num_shared_experts=1, moe_ffn_hidden_size=24, **TODAY)
+LATENT = AnyGPT(4, 32, 16, 64, 4, latent=LatentAttention(12, 10, 6, 4, 6), ffn_hidden_size=40, **TODAY)
+SAVED = [  # by hand, in bytes a token: on 1 tensor rank, fused, in 16 bits
+    (EXPERTS, True, ["layernorm"], 2 * 2 * 32),
+    (EXPERTS, True, ["moe_act"], 2 * 2 * 24),
+    (EXPERTS, True, ["shared_experts"], 2 * 3 * 24),
+    (EXPERTS, True, ["moe"], 2 * 3 * 24 + 2 * 32 + 2 * 4 * 4 + 2 * (2 * 32 + 2 * 3 * 24)),
+    (EXPERTS, True, ["moe", "moe_act"], 2 * 3 * 24 + 2 * 32 + 2 * 4 * 4 + 2 * (2 * 32 + 2 * 3 * 24)),
+    (LATENT, False, ["mlp"], 2 * 3 * 40),
+    (LATENT, False, ["mla_up_proj"], 2 * 4 * (10 + 10 + 6)),
+    (LATENT, False, ["mlp", "mla_up_proj"], 2 * 3 * 40 + 2 * 4 * (10 + 10 + 6)),
+]
+
+
+@pytest.mark.parametrize(("model", "has_experts", "modules", "saved"), SAVED)
+def test_a_module_that_is_computed_again_keeps_nothing(model, has_experts, modules, saved):
+    ways = dict(fused_attention=True, fused_mlp=True, fused_experts=True, expert_tp_size=1 if has_experts else None)
+    pieces = activation_pieces(model, 1, **ways)
+    assert sum(pieces.values()) - kept_of(pieces, modules) == 16 * saved
+    plan = Plan(model, 1, 8, recompute="none", fused_attention=True, fused_mlp=True, fused_experts=True)
+    again = replace(plan, recompute="selective", recompute_modules=modules)
+    work_area = 16 * saved  # of one layer, while backward goes through it
+    assert stage_activation_bytes(plan, 0) - stage_activation_bytes(again, 0) == 4 * 16 * saved - work_area
+
+
+def test_layers_on_the_cpu_keep_nothing_but_two_on_their_way():
+    plan = Plan(replace(GPT_3, seq_length=4096), 8, 8, recompute="none", fused_attention=True)
+    layer = activation_bytes_per_layer(plan.model, 1, fused_attention=True)
+    saved = stage_activation_bytes(plan, 0) - stage_activation_bytes(replace(plan, offload_layers=30), 0)
+    assert saved == pytest.approx(28 * layer)
+    assert offloaded_bytes(replace(plan, offload_layers=30)) == 30 * layer
+
+
+def test_smaller_moments_and_no_masks_by_hand():
+    plan = Plan(GPT_3, 8, 8, recompute="none", fused_attention=True, dropout=False)
+    held = memory(Plan(GPT_3, 8, 8, recompute="none", fused_attention=True))
+    assert held.optimizer / memory(replace(plan, optimizer_bytes=8)).optimizer == 12 / 8
+    tokens, masks = GPT_3.seq_length, 2 * GPT_3.num_layers + 1  # and one after the embedding
+    assert held.activations - memory(plan).activations == masks * tokens * GPT_3.hidden_size
+
+
 # -- models ---------------------------------------------------------------------------------------------------------
 
 
@@ -198,7 +263,6 @@ def test_real_tensor_ranks_hold_and_keep_what_the_formulas_say(t):
             assert 2 * numbers == 2 * formula  # 2 bytes per number, 2 layers
 
 
-TODAY = dict(norm="rmsnorm", mlp="swiglu", positions="rope", bias=False, tied=False)
 LAYERS = {
     "GPT-2": GPT(num_layers=6, hidden_size=32, seq_length=16, vocab_size=22, num_attention_heads=8),
     "today": GPT(6, 32, 16, 22, 8, num_query_groups=4, ffn_hidden_size=40, **TODAY),

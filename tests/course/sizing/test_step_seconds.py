@@ -33,7 +33,8 @@ from course.sizing.layer_seconds import (
     link_rate,
     logits_seconds,
 )
-from course.sizing.shapes import AnyGPT, attention_layers
+from course.sizing.shapes import AnyGPT, LatentAttention, attention_layers
+from course.sizing.stage_memory import offloaded_bytes
 from course.sizing.step_seconds import ADAM, gradients_seconds, update_seconds
 from labkit.groups import group_of_one
 from labkit.parallel_config import SCHEDULES, V_SHAPED
@@ -455,6 +456,64 @@ def test_a_v_s_idle_time_is_that_of_its_schedule(name, p, m):
     layers = 4 * sum(layer_seconds(plan, DGX_A100).values())
     assert step_time(plan, DGX_A100).bubble == pytest.approx(plan.bubble_slots * layers)
     assert plan.bubble_over_ideal == pytest.approx((timeline.makespan_seconds - 6 * m) / (6 * m))
+
+
+# -- modules that are computed again, and activations on the CPU ----------------------------------------------------
+
+
+LATENT = AnyGPT(4, 64, 32, 64, 4, latent=LatentAttention(12, 10, 6, 4, 6), num_experts=4, num_shared_experts=1,
+                num_dense_layers=2, moe_ffn_hidden_size=24, **{**TODAY, "num_query_groups": None})  # fmt: skip
+ALL_MODULES = ("layernorm", "mla_up_proj", "mlp", "moe")
+
+
+def test_modules_compute_their_products_again():
+    """By hand: 2 FLOPs for each weight and token, of the layers that have the module; a rank has 1/t of them."""
+    plan = Plan(LATENT, 4, 8, 2, recompute="none", fused_attention=True, ep_size=2, expert_tp_size=1)
+    expert, tokens = 3 * 64 * 24, 32
+    weights = {
+        "mla_up_proj": [4 * (12 * 10 + 10 * (6 + 6))] * 2, "mlp": [3 * 64 * 24, 0], "shared_experts": [0, expert],
+        "moe": [0, (2 + 1) * expert + 64 * 4], "moe_act": [0, 0], "layernorm": [0, 0],
+    }  # fmt: skip
+    for module, of_kinds in weights.items():
+        again = replace(plan, recompute="selective", recompute_modules=[module])
+        for has_experts, number in enumerate(of_kinds):
+            ways = [layer_seconds(each, DGX_H100, bool(has_experts)) for each in (again, plan)]
+            more = {part: ways[0][part] - ways[1][part] for part in ways[0]}
+            assert more["products"] * DGX_H100.product_rate == pytest.approx(2 * tokens * number / 2, abs=1e-3)
+            does_anything = number > 0 or module == "layernorm" or (module == "moe_act" and has_experts)
+            assert (more["memory_bound"] > 0) == does_anything
+            assert (more["expert_parallel"] > 0) == (module == "moe" and has_experts == 1)
+        flops = [flops_per_step(LATENT, 8, "selective", modules=each) for each in ((module,), ())]
+        assert flops[0] - flops[1] == 2 * 8 * tokens * (2 * of_kinds[0] + 2 * of_kinds[1])
+
+
+@pytest.mark.parametrize("has_experts", [False, True])
+def test_modules_send_their_messages_again_and_take_less_than_whole_layers(has_experts):
+    hardware = replace(FITTED["H100"], hidden=Hidden())
+    plan = Plan(LATENT, 4, 8, 2, recompute="none", fused_attention=True, ep_size=2, expert_tp_size=1)
+    some = replace(plan, recompute="selective", recompute_modules=ALL_MODULES)
+    none, part, full = (layer_seconds(each, hardware, has_experts) for each in (plan, some, replace(plan, recompute="full")))
+    assert none["tensor_parallel"] < part["tensor_parallel"] < full["tensor_parallel"]
+    assert all(none[name] <= part[name] <= full[name] for name in none)
+    parts_of_it = replace(some, recompute_modules=(*ALL_MODULES, "moe_act", "shared_experts"))
+    assert layer_seconds(parts_of_it, hardware, has_experts) == part
+
+
+def test_activations_travel_to_the_cpu_while_layers_compute():
+    plan = Plan(GPT_3, 8, 8, recompute="none", fused_attention=True, offload_layers=90)
+    free = replace(plan, offload_layers=0)
+    slow, fast = (replace(DGX_A100, host_bytes_per_second=rate) for rate in (1e9, 1e15))
+    assert step_time(plan, fast) == replace(step_time(free, fast), plan=plan)
+    travel = offloaded_bytes(plan) / (1e9 * DGX_A100.node_efficiency)
+    computing = 96 * sum(layer_seconds(free, slow).values())
+    waits = step_time(plan, slow).memory_bound - step_time(free, slow).memory_bound
+    assert waits == pytest.approx(2 * travel - computing)
+
+
+def test_smaller_moments_move_fewer_bytes():
+    plan = Plan(GPT_3, 8, 8)
+    seconds = [step_time(replace(plan, optimizer_bytes=size), DGX_A100).optimizer for size in (12, 8, 4)]
+    assert seconds == pytest.approx([seconds[0] * bytes_moved / ADAM for bytes_moved in (34, 26, 18)])
 
 
 # -- numbers of a run of GPT-3 ---------------------------------------------------------------------------------------
