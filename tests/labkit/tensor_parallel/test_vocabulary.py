@@ -21,7 +21,6 @@ from tests.labkit.tensor_parallel.conftest import (
     SIZES,
     assert_same,
     randoms,
-    refused_before_any_communication,
     sequence_slice,
 )
 
@@ -155,44 +154,6 @@ def test_cross_entropy_sends_four_numbers_per_token(on_ranks):
     assert on_ranks(count)[0] == [("all_reduce", 5 * 4), ("all_reduce", 3 * 5 * 4)]
 
 
-MISTAKES = {
-    "ids contains 10, outside the vocabulary: use words from 0 to 9": lambda g: VocabParallelEmbedding(10, 4, g)(
-        torch.tensor([1, 10])
-    ),
-    "ids contains -1, outside the vocabulary": lambda g: VocabParallelEmbedding(10, 4, g)(torch.tensor([[-1]])),
-    "num_embeddings=10.0 must be a whole number": lambda g: VocabParallelEmbedding(10.0, 4, g),
-    "embedding_dim=0 must be at least 1": lambda g: VocabParallelEmbedding(10, 0, g),
-    "target contains 8, outside the vocabulary: use words from 0 to 7": lambda g: vocab_parallel_cross_entropy(
-        torch.ones(1, 4), torch.tensor([8]), g
-    ),
-    "ids has dtype torch.float32: words are whole numbers": lambda g: VocabParallelEmbedding(10, 4, g)(torch.ones(2)),
-    "target has dtype torch.bool: words are whole numbers": lambda g: vocab_parallel_cross_entropy(
-        torch.ones(1, 4), torch.tensor([True]), g
-    ),
-    "target has shape [1]: logits of so many tokens need [2]": lambda g: vocab_parallel_cross_entropy(
-        torch.ones(2, 4), torch.tensor([0]), g
-    ),
-    "vocab_size=9 is more than the 8 words that the ranks have: use at most 8": lambda g: vocab_parallel_cross_entropy(
-        torch.ones(1, 4), torch.tensor([0]), g, vocab_size=9
-    ),
-    "vocab_size=7.5 must be a whole number": lambda g: vocab_parallel_cross_entropy(
-        torch.ones(1, 4), torch.tensor([0]), g, vocab_size=7.5
-    ),
-    "logits have dtype torch.int64": lambda g: vocab_parallel_cross_entropy(
-        torch.ones(1, 4, dtype=torch.long), torch.tensor([0]), g
-    ),
-    **{
-        f"label_smoothing={wrong!r} must be a number from 0 to 1": lambda g, wrong=wrong: vocab_parallel_cross_entropy(
-            torch.ones(1, 4), torch.tensor([0]), g, wrong
-        )
-        for wrong in (2, -1, float("nan"), "0.1")
-    },
-    "reduction='average' is unknown: use 'mean', 'sum' or 'none'": lambda g: vocab_parallel_cross_entropy(
-        torch.ones(1, 4), torch.tensor([0]), g, reduction="average"
-    ),
-}
-
-
 class PeakBytes(TorchDispatchMode):
     """The most bytes that tensors had at once of all that was made inside the block."""
 
@@ -232,10 +193,6 @@ def test_cross_entropy_makes_little_that_is_as_large_as_the_logits(on_ranks):
     for forward, backward in on_ranks(peaks_of_cross_entropy):
         assert forward < 1.5
         assert 1 <= backward < 1.5
-
-
-def test_mistakes_are_refused_before_any_communication(on_ranks):
-    on_ranks(refused_before_any_communication, MISTAKES)
 
 
 def test_on_a_gpu_the_host_waits_for_nothing():
