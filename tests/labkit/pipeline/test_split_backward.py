@@ -2,7 +2,6 @@
 
 import weakref
 from collections import Counter
-from functools import partial
 
 import pytest
 import torch
@@ -203,7 +202,7 @@ def test_the_second_half_of_a_transformer_layer_runs_no_node_between_its_weights
     ran = Counter()
     nodes = nodes_of(output.grad_fn)
     for node in nodes:
-        node.register_prehook(partial(noted, ran, node.name()))
+        node.register_prehook(lambda grads, node=node: ran.update([node.name()]))
     weight_gradient = split_backward(output, x, torch.ones_like(output))
     assert {"GeluBackward0", "NativeLayerNormBackward0"} <= ran.keys()
     assert sum(times for name, times in ran.items() if "Accumulate" in name) == 1  # x's
@@ -212,10 +211,6 @@ def test_the_second_half_of_a_transformer_layer_runs_no_node_between_its_weights
     assert "GeluBackward0" not in ran
     assert sum(times for name, times in ran.items() if "Accumulate" in name) == len(list(layer.parameters()))
     assert sum(ran.values()) < len(nodes)
-
-
-def noted(ran, name, grads):
-    ran[name] += 1
 
 
 def nodes_of(root):
@@ -366,20 +361,3 @@ def test_a_column_layer_under_autograd_grad():
     """There the engine does not tell about leaves, and the layer computes all that any pass may want."""
     torch.manual_seed(0)
     launch(column_layer_under_autograd_grad, world_size=2)
-
-
-def test_the_engine_tells_what_a_pass_is_for():
-    """The private call of torch that `labkit.tensor_parallel` asks it by."""
-    asked = []
-
-    class Asking(Product):
-        @staticmethod
-        def backward(ctx, grad):
-            asked.append([torch._C._will_engine_execute_node(node) for node, _ in ctx.next_functions])
-            return Product.backward(ctx, grad)
-
-    x, weight = (torch.ones(2, requires_grad=True) for _ in range(2))
-    output = Asking.apply(x, weight)
-    for inputs in ([x], [weight], None):
-        torch.autograd.backward(output, torch.ones(2), inputs=inputs, retain_graph=True)
-    assert asked == [[True, False], [False, True], [True, True]]
