@@ -11,13 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from course.communication import communication_log
-from labkit.collectives import trace_communication
 from labkit.data_parallel import DataParallel, average_gradients
-from labkit.groups import init_groups
 from labkit.launch import RankFailed
-from labkit.layout import ParallelLayout
-from labkit.tensor_parallel import ColumnParallelLinear
-from labkit.timeline.trace import Trace
 from tests.labkit.data_parallel.conftest import ROWS, WIDTH, linear, loss_of, world
 
 STEPS = 3
@@ -267,26 +262,6 @@ def test_a_gradient_that_arrives_in_two_parts_is_refused_while_backward_sends(on
         assert "use_reentrant=False" in text
 
 
-def within_dp_group():
-    """Sharded layers whose replicas are the data-parallel group: their shards differ within the tensor group."""
-    with init_groups(ParallelLayout(4, tp_size=2)) as groups:
-        xs = list(batches(2))
-
-        def module():
-            torch.manual_seed(5)
-            return ColumnParallelLinear(WIDTH, 8, groups.tp, dtype=torch.float64)
-
-        alone, together = module(), module()
-        model = DataParallel(together, groups.dp, bucket_bytes=0)
-        expected = train(alone, lambda x: alone(x)[0], xs)
-        steps = train(together, lambda x: model(x)[0], mine_of(xs, groups.dp))
-        assert_same_training(steps, list(expected), "in a group of the layout")
-
-
-def test_within_the_data_parallel_groups_of_a_layout(on_ranks):
-    on_ranks(within_dp_group, world_size=4)
-
-
 def batch_norm():
     """Against torch; one process would take the mean and variance of all rows."""
     buffers = []
@@ -489,33 +464,6 @@ def test_overlapped_buckets_leave_before_backward_is_done(on_ranks, form):
             assert sends == 8
         if form in ("one bucket", "default"):
             assert sends == 1
-
-
-def waits_and_messages(overlap):
-    """The spans of one backward, noted by hand around it and by the log inside it."""
-    module = make("deep MLP")
-    model = DataParallel(module, world(), bucket_bytes=0, overlap=overlap)
-    trace = Trace(world().rank())
-    with trace_communication(trace):
-        x = mine_of(batches(2, 1))[0]
-        with trace.span("forward", "F"):
-            loss = loss_of(model(x))
-        with trace.span("backward", "B"):
-            loss.backward()
-    spans = trace.spans()
-    [backward] = [span for span in spans if span.kind == "backward"]
-    waits = [span for span in spans if span.kind == "wait"]
-    messages = [span for span in spans if span.kind == "communication"]
-    assert len(waits) == len(messages) == 8
-    for span in (*waits, *messages):
-        assert backward.start <= span.start <= span.end <= backward.end
-    assert all(message.start <= waits[0].start for message in messages)  # all under way before the first wait
-
-
-@pytest.mark.gloo  # a future tells its callbacks after its wait has returned
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_trace_has_every_message_and_every_wait_within_backward(on_ranks, overlap):
-    on_ranks(waits_and_messages, overlap)
 
 
 def buckets_of(bucket_bytes, name="deep MLP"):

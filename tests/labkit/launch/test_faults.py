@@ -133,7 +133,7 @@ DEADLOCKS = {
     ],
     "if rank == 0: dist.all_reduce(torch.ones(2), async_op=True).wait()": [
         "rank 0 waits; ranks 1, 2 have returned without it",
-        "rank 1: has returned",
+        "rank 1, 2: has returned",
     ],
     "if rank == 0: dist.irecv(torch.ones(2, 3), 1).wait()": [
         r"rank 0: waits in recv from rank 1 \(float32 \[2, 3\]\), at this cell"
@@ -349,14 +349,6 @@ def test_server_is_killed(kernel, tmp_path):
     assert wait_until(lambda: not any(map(is_alive, ranks)) and sleepers() == 0, 1)
     again = kernel.run(HELLO)
     assert "Starting the launcher" in again.stdout and "[0, 1]" in again.stdout
-
-
-def test_a_hundred_thousand_lines(kernel):
-    ran = kernel.run("def work():\n    for i in range(10**5): print('line', i)\nlaunch(work, world_size=2)", timeout=60)
-    lines = ran.stdout.splitlines()
-    assert len(lines) < 3000
-    assert lines[0] == "[rank 0] line 0" and lines[-1] == "[rank 1] line 99999"
-    assert any("99,900 lines left out" in line for line in lines)
 
 
 @pytest.mark.parametrize("moment", ["Server.__init__", "Server.gpu_count", "Ranks.__init__", "Ranks.end"])
