@@ -255,10 +255,9 @@ class Watched(nn.Linear):
 most: list[int] = []
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_a_rank_never_holds_more_than_its_shards_and_one_unit(world_size):
+def test_a_rank_never_holds_more_than_its_shards_and_one_unit():
     """One rank whose messages go nowhere: gloo's threads would free what was sent, sooner or later."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
     try:
         bytes_while_it_is_made()
     finally:

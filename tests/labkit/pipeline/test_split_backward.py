@@ -1,6 +1,5 @@
 """Backward in two halves gives what backward gives; the first half leaves the weights, the second only does them."""
 
-import weakref
 from collections import Counter
 
 import pytest
@@ -19,6 +18,7 @@ from labkit.shape import GPT
 from labkit.tensor_parallel import ColumnParallelLinear, ParallelMLP
 from labkit.torch_versions import NODES_OUTLIVE_THEIR_GRAPH
 from labtrain.model import ParallelGPT, TransformerLayer
+from tests.support.graphs import Keeps
 
 WIDTH = 8
 SHAPE = GPT(num_layers=2, hidden_size=WIDTH, seq_length=4, vocab_size=11, num_attention_heads=2)
@@ -196,33 +196,6 @@ def test_each_half_does_its_own_products_and_no_others():
     assert all(parameter.grad is not None for parameter in module.parameters())
 
 
-def test_the_second_half_of_a_transformer_layer_runs_no_node_between_its_weights():
-    layer, x = transformer_layer(), torch.randn(1, 4, WIDTH, dtype=torch.float64, requires_grad=True)
-    output = layer(x)
-    ran = Counter()
-    nodes = nodes_of(output.grad_fn)
-    for node in nodes:
-        node.register_prehook(lambda grads, node=node: ran.update([node.name()]))
-    weight_gradient = split_backward(output, x, torch.ones_like(output))
-    assert {"GeluBackward0", "NativeLayerNormBackward0"} <= ran.keys()
-    assert sum(times for name, times in ran.items() if "Accumulate" in name) == 1  # x's
-    ran.clear()
-    weight_gradient()
-    assert "GeluBackward0" not in ran
-    assert sum(times for name, times in ran.items() if "Accumulate" in name) == len(list(layer.parameters()))
-    assert sum(ran.values()) < len(nodes)
-
-
-def nodes_of(root):
-    found, left = {root}, [root]
-    while left:
-        for node, _ in left.pop().next_functions:
-            if node is not None and node not in found:
-                found.add(node)
-                left.append(node)
-    return found
-
-
 def test_a_checkpointed_layer_is_computed_again_once_and_then_for_each_node_with_weights():
     """What the docstring says it costs; the gradients are in the cases above."""
     calls = []
@@ -241,22 +214,6 @@ def test_a_checkpointed_layer_is_computed_again_once_and_then_for_each_node_with
     calls.clear()
     weight_gradient()
     assert len(calls) == 2 * 2
-
-
-class Kept:
-    """What a node of autograd's graph keeps until it is let go."""
-
-
-class Keeps(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, given):
-        ctx.kept = Kept()
-        given.append(weakref.ref(ctx.kept))
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
 
 
 class Product(torch.autograd.Function):

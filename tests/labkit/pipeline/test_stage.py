@@ -1,7 +1,6 @@
 """A stage gives the gradients of one process, whatever it is made of, and holds activations no longer than it must."""
 
 import copy
-import weakref
 from functools import partial
 
 import pytest
@@ -16,6 +15,7 @@ from labkit.groups import init_groups
 from labkit.layout import ParallelLayout
 from labkit.placement import placements
 from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
+from tests.support.graphs import Keeps
 from tests.support.pipelines import WIDTH, even, in_float64, mean_square, model_chunks, parity, same_gradients
 
 
@@ -175,22 +175,6 @@ def values_read(ignore_index):
 def test_where_all_targets_count_no_values_are_read(on_ranks):
     assert on_ranks(values_read, None) == [0, 0]
     assert on_ranks(values_read, -100) == [0, 1]
-
-
-class Activation:
-    """What a node of autograd's graph keeps until its backward."""
-
-
-class Keeps(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, given):
-        ctx.activation = Activation()
-        given.append(weakref.ref(ctx.activation))
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
 
 
 def most_alive(schedule):
