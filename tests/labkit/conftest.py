@@ -1,9 +1,14 @@
 """What several tests of labkit share."""
 
 import pytest
+from hypothesis import settings
 
 from labkit.launch import RankFailed, World
 from tests.support.nccl import is_under_nccls_rules, under_nccls_rules
+from tests.support.sweep import IS_SWEEP
+
+settings.register_profile("labkit", deadline=None, max_examples=5000 if IS_SWEEP else 100)  # a busy machine is no fault
+settings.load_profile("labkit")
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """Fully sharded training makes the steps of one process, sends what torch's `fully_shard` sends, and frees memory."""
 
+import re
 from collections import Counter
 from contextlib import nullcontext
 from functools import partial
@@ -529,44 +530,40 @@ def test_the_state_dict_is_that_of_the_plain_module(on_ranks):
 # -- what it refuses ---------------------------------------------------------------------------------------------------
 
 
-def refused(choose, make_it=lambda: Layers(tied=True)):
-    module = make_it()
-    with pytest.raises(ValueError) as error:
-        FullyShardedDataParallel(module, world(), units=choose(module))
-    return str(error.value)
-
-
-REFUSED = {
-    "units[1], a Linear, is not a unit of this Layers": lambda m: [m.layers[0], linear()],
-    "a ModuleList, is not a unit of this Layers: name modules inside it that are": lambda m: [m.layers],
-    "units[0], a Layers, is not a unit of this Layers": lambda m: [m],
-    "units layers.0 and layers.0.up contain each other: leave one of them out": lambda m: [m.layers[0].up, m.layers[0]],
-    "units layers.1 and layers.1 contain each other": lambda m: [m.layers[1], m.layers[1]],
-    "first.weight (unit first) and last.weight (unit last) are one parameter in two units": lambda m: [m.first, m.last],
+REFUSED = {  # the names of units; None is a module of its own
+    "units[1], a Linear, is not a unit of this Layers": ["layers.0", None],
+    "a ModuleList, is not a unit of this Layers: name modules inside it that are": ["layers"],
+    "units[0], a Layers, is not a unit of this Layers": [""],
+    "units layers.0 and layers.0.up contain each other: leave one of them out": ["layers.0.up", "layers.0"],
+    "units layers.1 and layers.1 contain each other": ["layers.1", "layers.1"],
+    "first.weight (unit first) and last.weight (unit last) are one parameter in two units": ["first", "last"],
     "last.weight (the root) and first.weight (unit first) are one parameter in two units: make one unit of a module "
-    "that has both, or leave both to the root": lambda m: [m.first],
+    "that has both, or leave both to the root": ["first"],
 }
 
 
-def all_refused():
-    with communication_log() as log:
-        for text, choose in REFUSED.items():
-            assert text in refused(choose)
+def refused(text):
+    module = Layers(tied=True)
+    units = [linear() if name is None else module.get_submodule(name) for name in REFUSED[text]]
+    with communication_log() as log, pytest.raises(ValueError, match=re.escape(text)):
+        FullyShardedDataParallel(module, world(), units=units)
     assert not log.records
 
 
-def test_units_that_cannot_be_are_refused_before_any_message(on_ranks):
-    on_ranks(all_refused)
+@pytest.mark.parametrize("text", REFUSED)
+def test_units_that_cannot_be_are_refused_before_any_message(on_ranks, text):
+    on_ranks(refused, text)
+
+
+def different():
+    module = make("layers")
+    module.layers[1].up = nn.Linear(WIDTH, WIDTH, bias=world().rank() == 0)
+    with pytest.raises(ValueError, match=r"on ranks \[0\].*make the same module on every rank"):
+        shard(module)
 
 
 def test_different_parameters_on_the_ranks_are_refused(on_ranks):
-    def odd():
-        module = make("layers")
-        module.layers[1].up = nn.Linear(WIDTH, WIDTH, bias=world().rank() == 0)
-        return module
-
-    for said in on_ranks(refused, lambda m: m.layers, odd):
-        assert "on ranks [0]" in said and "make the same module on every rank" in said
+    on_ranks(different)
 
 
 def too_late():
