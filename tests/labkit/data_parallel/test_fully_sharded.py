@@ -1,6 +1,8 @@
 """Fully sharded training makes the steps of one process, sends what torch's `fully_shard` sends, and frees memory."""
 
+import gc
 import re
+import weakref
 from collections import Counter
 from contextlib import nullcontext
 from functools import partial
@@ -525,6 +527,24 @@ def state_dicts():
 
 def test_the_state_dict_is_that_of_the_plain_module(on_ranks):
     on_ranks(state_dicts)
+
+
+def dropped():
+    """The module lives on, and with it the hooks; the wrapper and its group's threads must not."""
+    module = make("layers")
+    model = shard(module)
+    loss_of(model(torch.ones(ROWS, WIDTH))).backward()
+    wrapper, unit = weakref.ref(model), weakref.ref(model._units[0])
+    gc.disable()
+    try:
+        del model
+        return wrapper() is None and unit() is None
+    finally:
+        gc.enable()
+
+
+def test_the_module_does_not_keep_its_wrapper_alive(on_ranks):
+    assert on_ranks(dropped) == [True, True]
 
 
 # -- what it refuses ---------------------------------------------------------------------------------------------------

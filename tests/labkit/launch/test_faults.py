@@ -57,7 +57,7 @@ def fails(kernel: Kernel, body: str, *, within: float, world_size: int = 3, opti
 
 WAITS = r"waits in barrier number 1 of the world \[0, 1, 2\], at this cell, line 4"
 CANNOT_BE_SHOWN = "class Odd(Exception):\n    def __str__(self): 1 / 0\n"
-ERRORS = {  # what a rank does: what the report says, within two seconds
+ERRORS = {  # what a rank does: what the report says, within three seconds
     "if rank == 1: raise ValueError('a bad thing')\ndist.barrier()": [
         r"^RankFailed: rank 1 of 3 raised ValueError: a bad thing",
         r"at this cell, line 3, in work:  if rank == 1: raise ValueError",
@@ -66,7 +66,7 @@ ERRORS = {  # what a rank does: what the report says, within two seconds
     ],
     "torch.ones(2) @ torch.ones(3)": [
         "RuntimeError: inconsistent tensor size",
-        r"line 3, in work:  torch.ones\(2\) @ torch.ones\(3\)",
+        r"line 3, in work:  torch.ones\(2\) @ torch.ones\(3\)\n  rank 1: the same\n  rank 2: the same",
     ],
     "if rank == 2: os._exit(7)\ndist.barrier()": ["rank 2 of 3 left with exit code 7 without returning"],
     "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()": [
@@ -114,7 +114,6 @@ def test_an_error_is_reported_at_once(kernel, body):
         assert re.search(pattern, report), report
     assert "Traceback" not in report and "rank.py" not in report
     assert ("ran out of memory" in report) == ("SIGKILL" in body)
-    assert report.count("this cell") <= 3  # ranks that failed alike say so in one line
     assert len(report) < 6000
 
 
