@@ -90,16 +90,18 @@ def test_crossings_are_the_groups_with_members_in_two_nodes():
 # The 16 GPUs of two DGX-1 boxes; and t = c = d = p = 2 with four times four experts, each unsharded.
 BOXES = ParallelLayout(16, tp_size=2, pp_size=4)
 EXPERTS = ParallelLayout(16, 2, 2, 2, ep_size=4, expert_tp_size=1)
-PUBLISHED = [
-    (BOXES, "tp", [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11], [12, 13], [14, 15]]),
-    (BOXES, "dp", [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11], [12, 14], [13, 15]]),
-    (BOXES, "pp", [[0, 4, 8, 12], [1, 5, 9, 13], [2, 6, 10, 14], [3, 7, 11, 15]]),
-    (BOXES, "tp pp", [[0, 1, 4, 5, 8, 9, 12, 13], [2, 3, 6, 7, 10, 11, 14, 15]]),
-    (EXPERTS, "ep", [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]),
-]
 
 
-@pytest.mark.parametrize(("layout", "axes", "groups"), PUBLISHED)
+@pytest.mark.parametrize(
+    ("layout", "axes", "groups"),
+    [
+        (BOXES, "tp", [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11], [12, 13], [14, 15]]),
+        (BOXES, "dp", [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11], [12, 14], [13, 15]]),
+        (BOXES, "pp", [[0, 4, 8, 12], [1, 5, 9, 13], [2, 6, 10, 14], [3, 7, 11, 15]]),
+        (BOXES, "tp pp", [[0, 1, 4, 5, 8, 9, 12, 13], [2, 3, 6, 7, 10, 11, 14, 15]]),
+        (EXPERTS, "ep", [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]),
+    ],
+)
 def test_published_group_lists(layout, axes, groups):
     assert layout.groups(*axes.split()) == groups
 

@@ -6,6 +6,7 @@ import weakref
 from collections import Counter
 from contextlib import nullcontext
 from functools import partial
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -368,14 +369,10 @@ def events(prefetch):
 
     for number, layer in enumerate(module.layers, start=1):
         layer.note = lambda verb, number=number: noted.append((f"{verb} {number}", whole()))
-    functions = flat_parameter.all_gather_single, flat_parameter.reduce_scatter_single
-    flat_parameter.all_gather_single, flat_parameter.reduce_scatter_single = map(
-        noting, ("gather", "scatter"), functions
-    )
-    try:
+    gather = noting("gather", flat_parameter.all_gather_single)
+    scatter = noting("scatter", flat_parameter.reduce_scatter_single)
+    with patch.multiple(flat_parameter, all_gather_single=gather, reduce_scatter_single=scatter):
         loss_of(model(torch.ones(ROWS, WIDTH))).backward()
-    finally:
-        flat_parameter.all_gather_single, flat_parameter.reduce_scatter_single = functions
     assert whole() == []
     return noted
 

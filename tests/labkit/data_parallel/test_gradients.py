@@ -1,6 +1,7 @@
 """Parity: on any number of ranks the averaged gradients and the weights are those of one process on the whole batch."""
 
 from contextlib import nullcontext
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -441,11 +442,8 @@ def order_of_events(form):
         events.append("send")
         return all_reduce(*args, **kwargs)
 
-    dist.all_reduce = noted
-    try:
+    with patch.object(dist, "all_reduce", noted):
         loss.backward()
-    finally:
-        dist.all_reduce = all_reduce
     return events
 
 

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from functools import partial
 from itertools import pairwise
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -325,10 +326,9 @@ def sent_during(schedule):
         numbers = [schedule.stage_of(groups.coords.pp, chunk) for chunk in range(schedule.num_chunks)]
         chunks = [DataParallel(whole[number], groups.dp, bucket_bytes=0) for number in numbers]
         num_buckets = [len(list(chunk.parameters())) for chunk in chunks]
-        dist.all_reduce, Stage.do = noted, noted_do
         x = torch.randn(4, 2, 6)
-        pipeline.run(schedule, chunks, groups, x.unbind(), loss=mean_square, average=True)
-        dist.all_reduce, Stage.do = all_reduce, do
+        with patch.object(dist, "all_reduce", noted), patch.object(Stage, "do", noted_do):
+            pipeline.run(schedule, chunks, groups, x.unbind(), loss=mean_square, average=True)
         ops = [op for op in schedule.ranks[groups.coords.pp] if op.kind != FORWARD]
         last = [str(next(op for op in reversed(ops) if op.chunk == chunk)) for chunk in range(schedule.num_chunks)]
     return Counter(events), Counter(dict(zip(last, num_buckets)))
