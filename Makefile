@@ -61,7 +61,9 @@ sweep-answers: $(DEV)
 	$(PYTEST_SWEEP) tests/course/exercises tests/course/project tests/course/sizing/test_runs.py
 
 sweep-layouts: $(DEV)
-	$(PYTEST_SWEEP) tests/labtrain/test_trainer.py tests/labtrain/test_experts.py tests/labkit/expert_parallel/test_layer.py
+	$(PYTEST_SWEEP) tests/labtrain/test_trainer.py tests/labtrain/test_experts.py tests/labkit/expert_parallel/test_layer.py \
+		tests/labkit/test_layout.py tests/labkit/test_partition.py tests/labkit/schedules tests/labkit/data_parallel/test_borders.py \
+		tests/labkit/pipeline/test_messages.py tests/labkit/launch/test_healthy.py tests/labkit/launch/test_client.py tests/labkit/launch/test_watchdog.py
 
 sweep-nccl: export NCCL_RULES = 1
 sweep-nccl: export PYTHONSTARTUP = $(CURDIR)/tests/support/nccl_startup.py

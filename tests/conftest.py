@@ -13,6 +13,7 @@ import pytest
 from labkit.launch import watchdog
 from labkit.launch.client import ServerHandle
 from tests.support.nccl import put_under_nccls_rules, under_nccls_rules
+from tests.support.sweep import IS_SWEEP
 
 
 def pytest_configure():
@@ -22,7 +23,8 @@ def pytest_configure():
         os.sched_setaffinity(0, own)
     if "NCCL_RULES" in os.environ:
         put_under_nccls_rules()
-    hypothesis.settings.register_profile("lab", deadline=None)  # no test fails because the machine is busy
+    # No deadline: no test fails because the machine is busy.
+    hypothesis.settings.register_profile("lab", deadline=None, max_examples=5000 if IS_SWEEP else 100)
     hypothesis.settings.load_profile("lab")
     watchdog._QUIET_SECONDS = 0.5  # a deadlock takes 1.5 s less; it is told from slow ranks by more looks, not fewer
 

@@ -1,4 +1,4 @@
-"""Traces of communication: two spans for each call, whether or not torch says when it is done."""
+"""All-to-all with its gradient; and traces: two spans for each call, whether or not torch says when it is done."""
 
 import time
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from labkit.collectives import reduce_scatter_single, trace_communication
+from labkit.collectives import all_to_all, reduce_scatter_single, trace_communication
 from labkit.launch import World
 from labkit.timeline.trace import Trace
 
@@ -48,3 +48,14 @@ def test_a_call_is_under_way_until_it_is_done_or_waited_for(world):
         assert all_reduce.start < all_reduce.end < its_wait.start  # gloo's thread noted the end
         assert reduce_scatter.start <= first_wait.start  # which it does not say here
         assert reduce_scatter.end == first_wait.end <= second_wait.start
+
+
+def exchanged():
+    rows = (torch.arange(4.0) + 10 * dist.get_rank()).requires_grad_()
+    got = all_to_all(rows, dist.group.WORLD)
+    got.backward(got.detach())  # the rows themselves go back
+    return got.tolist(), torch.equal(rows.grad, rows)
+
+
+def test_all_to_all_sends_each_rank_its_rows_and_backward_sends_them_back(world):
+    assert world.run(exchanged) == [([0, 1, 10, 11], True), ([2, 3, 12, 13], True)]

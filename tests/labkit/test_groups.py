@@ -12,7 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from course.nccl_rules import Under
 from labkit.groups import AXES_OF_GROUP, groups_of_one, groups_to_make, init_groups, local_device
-from labkit.launch import Deadlock, RankFailed, World, launch
+from labkit.launch import Deadlock, RankFailed, launch
 from labkit.layout import ParallelLayout
 
 LAYOUTS = [
@@ -26,21 +26,6 @@ LAYOUTS = [
     ParallelLayout(8, pp_size=4, order="pp-dp-tp"),
     ParallelLayout(8, tp_size=2, cp_size=2, ep_size=4, expert_tp_size=1),
 ]
-
-
-@pytest.fixture(scope="module")
-def world():
-    """Worlds by their size, kept warm for the whole file."""
-    worlds: dict[int, World] = {}
-
-    def of_size(world_size: int) -> World:
-        if world_size not in worlds:
-            worlds[world_size] = World(world_size).__enter__()
-        return worlds[world_size]
-
-    yield of_size
-    for made in worlds.values():
-        made.__exit__(None, None, None)
 
 
 def sums_and_coords(layout):
@@ -64,8 +49,8 @@ def is_at_an_end(groups):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.world_size} {layout.order} {layout.pp_size}")
-def test_an_all_reduce_of_ranks_gives_each_group_s_sum(world, layout):
-    answers = world(layout.world_size).run(sums_and_coords, layout)
+def test_an_all_reduce_of_ranks_gives_each_group_s_sum(on_ranks, layout):
+    answers = on_ranks(sums_and_coords, layout, world_size=layout.world_size)
     for rank, (sums, coords, device) in enumerate(answers):
         members = {name: layout.group_of(rank, *axes) for name, axes in AXES_OF_GROUP.items()}
         members.update(("embedding", group) for group in embedding_groups(layout) if rank in group)
@@ -101,9 +86,10 @@ def make_and_close(layout, times, communicate):
 
 @pytest.mark.gloo
 @pytest.mark.parametrize("communicate", [True, False], ids=["used", "closed at once"])
-def test_twenty_times_leave_no_thread_and_no_descriptor(world, communicate):
+def test_twenty_times_leave_no_thread_and_no_descriptor(on_ranks, communicate):
     """Closed at once, too: nobody may hang up on a peer that is still connecting."""
-    for before, after, most in world(4).run(make_and_close, ParallelLayout(4, tp_size=2, pp_size=2), 20, communicate):
+    layout = ParallelLayout(4, tp_size=2, pp_size=2)
+    for before, after, most in on_ranks(make_and_close, layout, 20, communicate, world_size=4):
         assert after == before
         assert most > before[0]  # the groups did have threads, so this test can see them
 
@@ -115,7 +101,7 @@ def closed_groups():
     return repr(groups), groups.tp
 
 
-def test_closed_groups_say_so(world):
+def test_closed_groups_say_so():
     with pytest.raises(RankFailed, match=r"no 'tp': these groups are closed, make new ones with init_groups\(layout\)"):
         launch(closed_groups, world_size=2)
 
@@ -123,17 +109,22 @@ def test_closed_groups_say_so(world):
 def mesh_facts(layout):
     with init_groups(layout) as groups:
         mesh = groups.device_mesh()
-        names = mesh.mesh_dim_names
-        same = all(mesh.get_group(axis) == getattr(groups, axis) for axis in names)
-        ranks = {axis: dist.get_process_group_ranks(mesh.get_group(axis)) for axis in names}
-        lines = {axis: mesh[axis].mesh.tolist() for axis in names}
-        replica = mesh[tuple(axis for axis in names if axis != "dp")].mesh.flatten().tolist()
-        coordinate = dict(zip(names, mesh.get_coordinate()))
-        return same, ranks, lines, replica, coordinate, groups.device_mesh() is mesh
+        assert groups.device_mesh() is mesh
+        assert all(mesh.get_group(axis) == getattr(groups, axis) for axis in mesh.mesh_dim_names)
+        lines = {axis: mesh[axis].mesh.tolist() for axis in mesh.mesh_dim_names}
+        replica = mesh[tuple(axis for axis in mesh.mesh_dim_names if axis != "dp")].mesh.flatten().tolist()
+        return lines, replica
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[4:7], ids=lambda layout: layout.order)
+def test_the_device_mesh_has_the_very_same_groups(on_ranks, layout):
+    for rank, (lines, replica) in enumerate(on_ranks(mesh_facts, layout, world_size=8)):
+        assert lines == {axis: layout.group_of(rank, axis) for axis in layout.axes}
+        assert replica == layout.group_of(rank, "tp", "cp", "pp")
 
 
 @pytest.mark.parametrize(("device", "are_closed"), [("cpu", True), ("cuda", False)])
-def test_an_error_is_not_held_up_by_messages_that_a_gpu_waits_for(world, device, are_closed):
+def test_an_error_is_not_held_up_by_messages_that_a_gpu_waits_for(on_ranks, device, are_closed):
     def fails():
         groups = init_groups(ParallelLayout(4, tp_size=2))
         with pytest.MonkeyPatch.context() as patch, suppress(ArithmeticError), groups:
@@ -141,17 +132,7 @@ def test_an_error_is_not_held_up_by_messages_that_a_gpu_waits_for(world, device,
             raise ArithmeticError
         return "closed" in repr(groups), groups.close()
 
-    assert world(4).run(fails) == [(are_closed, None)] * 4
-
-
-@pytest.mark.parametrize("layout", LAYOUTS[4:7], ids=lambda layout: layout.order)
-def test_the_device_mesh_has_the_very_same_groups(world, layout):
-    for rank, (same, ranks, lines, replica, coordinate, kept) in enumerate(world(8).run(mesh_facts, layout)):
-        assert same
-        assert kept
-        assert ranks == lines == {axis: layout.group_of(rank, axis) for axis in layout.axes}
-        assert replica == layout.group_of(rank, "tp", "cp", "pp")
-        assert coordinate == layout.coords(rank)._asdict()
+    assert on_ranks(fails, world_size=4) == [(are_closed, None)] * 4
 
 
 def fsdp_step(layout):
@@ -170,36 +151,28 @@ def test_fsdp2_runs_on_the_mesh():
     assert launch(fsdp_step, ParallelLayout(4, tp_size=2), world_size=4) == [[[0.5] * 4] * 2] * 4
 
 
-def descriptions(layout):
-    with init_groups(layout) as groups:
-        return [getattr(groups, name).group_desc for name in AXES_OF_GROUP]
+def descriptions():
+    with init_groups(ParallelLayout(4, tp_size=2, pp_size=2)) as groups:
+        return {name: getattr(groups, name).group_desc for name in AXES_OF_GROUP}
 
 
-def test_groups_carry_a_name_that_a_report_can_print(world):
-    first = world(4).run(descriptions, ParallelLayout(4, tp_size=2, pp_size=2))[0]
-    dense = ["tp [0, 1]", "cp/dp [0]", "cp/dp [0]", "pp/embedding [0, 2]"]
-    assert first == [
-        *dense,
-        "tp [0, 1]",
-        "cp/dp [0]",
-        "cp/dp [0]",
-        "cp/dp [0]",
-        "tp [0, 1]",
-    ]  # expert_tp, ..., dp_cp, tp_ep
+def test_groups_carry_a_name_that_a_report_can_print(on_ranks):
+    first = on_ranks(descriptions, world_size=4)[0]
+    assert first["tp"] == first["expert_tp"] == first["tp_ep"] == "tp [0, 1]"
+    assert first["cp"] == first["dp"] == first["dp_cp"] == "cp/dp [0]"
+    assert first["pp"] == "pp/embedding [0, 2]"
 
 
 def refused(layout):
-    try:
+    with pytest.raises(ValueError) as error:
         init_groups(layout)
-    except ValueError as error:
-        return str(error), dist.new_group([0, 1]).group_name  # numbered from 0: no group was made before it
+    return str(error.value), dist.new_group([0, 1]).group_name  # numbered from 0: no group was made before it
 
 
 def test_a_layout_of_another_size_is_refused_before_anything_is_made():
     message = "the layout has world_size=8 but 2 ranks are running: start 8 ranks, or make the layout with world_size=2"
-    assert [answer[0] for answer in launch(refused, ParallelLayout(8), world_size=2)] == [message] * 2
     fresh = launch(lambda: dist.new_group([0, 1]).group_name, world_size=2)
-    assert [answer[1] for answer in launch(refused, ParallelLayout(8), world_size=2)] == fresh
+    assert launch(refused, ParallelLayout(8), world_size=2) == [(message, name) for name in fresh]
 
 
 def test_without_a_world_it_says_how_to_get_one():
@@ -337,12 +310,8 @@ def test_hybrid_shards_of_experts_are_groups_of_their_own_where_the_dense_ones_d
     assert groups_to_make(same, 2, has_nccl=True)["shard", "expert_shard"] == same.groups("cp")
     assert groups_to_make(same, 2)["dp", "replicate", "expert_replicate"] == same.shard_groups(2)[1]
     made = groups_to_make(other, 4)
-    assert made[("shard",)] == [[0, 1, 2, 3], [4, 5, 6, 7]] and [*made["expert_shard",]] == [
-        [0, 2],
-        [4, 6],
-        [1, 3],
-        [5, 7],
-    ]
+    assert made["shard",] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert made["expert_shard",] == [[0, 2], [4, 6], [1, 3], [5, 7]]
     assert made["expert_replicate",] == [[0, 4], [2, 6], [1, 5], [3, 7]]
 
 

@@ -37,24 +37,3 @@ def test_the_parts_cover_the_mask_once(c, zigzag, causal):
                 seen[held[rank][part.queries, None], held[source][part.keys]] += pairs
     expected = torch.ones_like(seen)
     assert torch.equal(seen, expected.tril() if causal else expected)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ((12, 4, 0), "2 * cp_size=4 = 8 does not divide seq_length=12: use seq_length 8 or 16, or zigzag=False"),
-        ((10, 4, 0), "does not divide seq_length=10: use seq_length 8 or 16"),
-        (
-            (10, 4, 0, False),
-            "cp_size=4 does not divide seq_length=10: use cp_size 1, 2, 5 or 10, or seq_length 8 or 12",
-        ),
-        ((16, 4, 4), "cp_rank=4 is not one of cp_size=4: use 0 to 3"),
-        ((16, 4, -1), "cp_rank=-1 must be at least 0"),
-        ((16, 0, 0), "cp_size=0 must be at least 1"),
-        ((0, 2, 0), "seq_length=0 must be at least 1"),
-    ],
-)
-def test_a_cut_that_does_not_fit_is_refused(arguments, said):
-    with pytest.raises(ValueError) as refused:
-        positions(*arguments)
-    assert said in str(refused.value)

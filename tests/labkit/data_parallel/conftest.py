@@ -17,3 +17,15 @@ def linear(inputs=WIDTH, outputs=WIDTH, bias=True, dtype=torch.float64):
 
 def loss_of(output):
     return output.square().mean()
+
+
+def backward_alone(model, parts):
+    """What all ranks together should do: backward of the mean of the losses of all parts."""
+    for part in parts:
+        (loss_of(model(part)) / len(parts)).backward()
+
+
+def local_part(whole, placement, like):
+    """Which numbers of an unsharded gradient this rank has, in a row as long as its parameter."""
+    flat = placement.flat
+    return whole if flat is None else whole.flatten()[flat.start :][: len(like)]

@@ -1,6 +1,7 @@
 """Parity: on any number of ranks the averaged gradients and the weights are those of one process on the whole batch."""
 
 from contextlib import nullcontext
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,13 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from course.communication import communication_log
-from labkit.collectives import trace_communication
 from labkit.data_parallel import DataParallel, average_gradients
-from labkit.groups import init_groups
 from labkit.launch import RankFailed
-from labkit.layout import ParallelLayout
-from labkit.tensor_parallel import ColumnParallelLinear
-from labkit.timeline.trace import Trace
 from tests.labkit.data_parallel.conftest import ROWS, WIDTH, linear, loss_of, world
 
 STEPS = 3
@@ -199,6 +195,10 @@ def assert_same(got, expected, what, exactly=False, tolerance=1e-10):
             assert error <= allowed, f"{what}, {name}: {error} off, where the largest is {largest}"
 
 
+def assert_same_gradients(module, alone, what):
+    assert_same(*({name: p.grad for name, p in each.named_parameters()} for each in (module, alone)), what)
+
+
 def assert_same_training(steps, expected, what, **how):
     number = 0
     for number, (one, other) in enumerate(zip(steps, expected, strict=True), 1):
@@ -241,15 +241,6 @@ def test_gradients_set_to_zero_instead_of_none(on_ranks):
     on_ranks(parity, "experts", False, world_size=2)
 
 
-def test_the_experts_really_are_used_on_some_ranks_only(on_ranks):
-    def used():
-        module = make("experts")
-        loss_of(module(mine_of(batches(2, 1))[0])).backward()
-        return [expert.weight.grad is not None for expert in module.experts]
-
-    assert on_ranks(used, world_size=2) == [[True, False, False], [False, True, False]]
-
-
 def reentrant_and_tied(form):
     """Two segments share a weight, whose gradient then arrives in two parts."""
     torch.manual_seed(3)
@@ -270,26 +261,6 @@ def test_a_gradient_that_arrives_in_two_parts_is_refused_while_backward_sends(on
     for text in on_ranks(reentrant_and_tied, "overlapped"):
         assert text.startswith("segments.0.0.weight got a second gradient")
         assert "use_reentrant=False" in text
-
-
-def within_dp_group():
-    """Sharded layers whose replicas are the data-parallel group: their shards differ within the tensor group."""
-    with init_groups(ParallelLayout(4, tp_size=2)) as groups:
-        xs = list(batches(2))
-
-        def module():
-            torch.manual_seed(5)
-            return ColumnParallelLinear(WIDTH, 8, groups.tp, dtype=torch.float64)
-
-        alone, together = module(), module()
-        model = DataParallel(together, groups.dp, bucket_bytes=0)
-        expected = train(alone, lambda x: alone(x)[0], xs)
-        steps = train(together, lambda x: model(x)[0], mine_of(xs, groups.dp))
-        assert_same_training(steps, list(expected), "in a group of the layout")
-
-
-def test_within_the_data_parallel_groups_of_a_layout(on_ranks):
-    on_ranks(within_dp_group, world_size=4)
 
 
 def batch_norm():
@@ -325,8 +296,7 @@ def sparse_embedding(form):
         loss_of(alone(words)).backward()
         with model.no_sync() if step == 0 else nullcontext():
             loss_of(model(words[world().rank()])).backward()
-    gradients = [{n: p.grad for n, p in each.named_parameters()} for each in (module, alone)]
-    assert_same(*gradients, form)
+    assert_same_gradients(module, alone, form)
 
 
 @pytest.mark.parametrize("form", ["bucketed", "overlapped, a message each"])
@@ -374,8 +344,7 @@ def accumulate(name, form, last_in_no_sync):
                     loss.backward()
             if last_in_no_sync:
                 model.sync_gradients()
-        gradients = [{n: p.grad for n, p in each.named_parameters()} for each in (module, alone)]
-        assert_same(*gradients, f"step {step}")
+        assert_same_gradients(module, alone, f"step {step}")
         sent = [record.operation for record in log.records]
         num_trained = sum(p.requires_grad for p in module.parameters())
         assert set(sent) == {"all_reduce"}
@@ -430,44 +399,25 @@ def test_no_sync_nests_and_ends_with_an_error(on_ranks):
     on_ranks(nested_no_sync)
 
 
-def twice_without_zero_grad(form):
-    alone, module = make("deep MLP"), make("deep MLP")
-    model = DataParallel(module, world(), **FORMS[form])
-    for x in batches(world().size(), 3):
-        loss_of(alone(x)).backward()
-        loss_of(model(mine_of([x])[0])).backward()
-        gradients = [{n: p.grad for n, p in each.named_parameters()} for each in (module, alone)]
-        assert_same(*gradients, "the sum of all backwards so far")
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_backward_without_zero_grad_adds_to_what_was_there(on_ranks, form):
-    on_ranks(twice_without_zero_grad, form)
-
-
 def backward_that_fails(form):
     alone, module = make("deep MLP"), make("deep MLP")
     model = DataParallel(module, world(), **FORMS[form])
-    failing = True
 
     def fail(grad):
-        if failing:
-            raise KeyError("in the middle of backward")
+        raise KeyError("in the middle of backward")
 
-    module[4].weight.register_hook(fail)
-    for x in batches(world().size(), 3):
-        if failing:
+    hook = module[4].weight.register_hook(fail)
+    for number, x in enumerate(batches(world().size(), 3)):
+        local_loss = loss_of(model(mine_of([x])[0]))
+        if number == 0:
             with pytest.raises(KeyError):
-                loss_of(model(mine_of([x])[0])).backward()
+                local_loss.backward()
+            hook.remove()
             model.zero_grad()
-            failing = False
-        else:
-            alone.zero_grad()
-            model.zero_grad()
-            loss_of(alone(x)).backward()
-            loss_of(model(mine_of([x])[0])).backward()
-            gradients = [{n: p.grad for n, p in each.named_parameters()} for each in (module, alone)]
-            assert_same(*gradients, "after a backward that failed")
+            continue
+        loss_of(alone(x)).backward()
+        local_loss.backward()
+        assert_same_gradients(module, alone, "after a backward that failed")
 
 
 @pytest.mark.parametrize("form", ["a message each", "overlapped"])
@@ -492,11 +442,8 @@ def order_of_events(form):
         events.append("send")
         return all_reduce(*args, **kwargs)
 
-    dist.all_reduce = noted
-    try:
+    with patch.object(dist, "all_reduce", noted):
         loss.backward()
-    finally:
-        dist.all_reduce = all_reduce
     return events
 
 
@@ -515,33 +462,6 @@ def test_overlapped_buckets_leave_before_backward_is_done(on_ranks, form):
             assert sends == 8
         if form in ("one bucket", "default"):
             assert sends == 1
-
-
-def waits_and_messages(overlap):
-    """The spans of one backward, noted by hand around it and by the log inside it."""
-    module = make("deep MLP")
-    model = DataParallel(module, world(), bucket_bytes=0, overlap=overlap)
-    trace = Trace(world().rank())
-    with trace_communication(trace):
-        x = mine_of(batches(2, 1))[0]
-        with trace.span("forward", "F"):
-            loss = loss_of(model(x))
-        with trace.span("backward", "B"):
-            loss.backward()
-    spans = trace.spans()
-    [backward] = [span for span in spans if span.kind == "backward"]
-    waits = [span for span in spans if span.kind == "wait"]
-    messages = [span for span in spans if span.kind == "communication"]
-    assert len(waits) == len(messages) == 8
-    for span in (*waits, *messages):
-        assert backward.start <= span.start <= span.end <= backward.end
-    assert all(message.start <= waits[0].start for message in messages)  # all under way before the first wait
-
-
-@pytest.mark.gloo  # a future tells its callbacks after its wait has returned
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_trace_has_every_message_and_every_wait_within_backward(on_ranks, overlap):
-    on_ranks(waits_and_messages, overlap)
 
 
 def buckets_of(bucket_bytes, name="deep MLP"):
@@ -595,36 +515,30 @@ def test_state_dicts_go_into_the_plain_module_and_back(on_ranks):
 # -- what it refuses --------------------------------------------------------------------------------------------------
 
 
-def unfreeze(module):
-    module[0].bias.requires_grad_(True)
+IN_NO_BUCKET = {
+    "0.bias": lambda module: module[0].bias.requires_grad_(True),
+    "1.scale": lambda module: setattr(module[1], "scale", nn.Parameter(torch.ones(()))),
+    "1.weight": lambda module: setattr(module, "1", linear()),
+}
 
 
-def add(module):
-    module[1].scale = nn.Parameter(torch.ones(()))
+def changed_after_it_was_wrapped():
+    x = torch.ones(2, WIDTH, dtype=torch.float64)
+    for name, change in IN_NO_BUCKET.items():
+        module = nn.Sequential(linear(), linear())
+        module[0].requires_grad_(False)
+        model = DataParallel(module, world())
+        model(x).sum().backward()
+        change(module)
+        with pytest.raises(
+            ValueError, match=f"^this DataParallel does not average {name}, which was frozen or missing"
+        ):
+            model(x)
 
 
-def replace(module):
-    module[1] = linear()
-
-
-def refusal_of_what_is_in_no_bucket(change):
-    module = nn.Sequential(linear(), linear())
-    module[0].requires_grad_(False)
-    model, x = DataParallel(module, world()), torch.ones(2, WIDTH, dtype=torch.float64)
-    model(x).sum().backward()
-    change(module)
-    try:
-        model(x)
-    except ValueError as error:
-        return str(error)
-
-
-@pytest.mark.parametrize(("change", "name"), [(unfreeze, "0.bias"), (add, "1.scale"), (replace, "1.weight")])
-def test_a_parameter_that_is_in_no_bucket_is_refused(on_ranks, change, name):
+def test_a_parameter_that_is_in_no_bucket_is_refused(on_ranks):
     """Otherwise its replicas would drift apart."""
-    texts = on_ranks(refusal_of_what_is_in_no_bucket, change)
-    assert texts[0] == texts[1]
-    assert texts[0].startswith(f"this DataParallel does not average {name}, which was frozen or missing when the")
+    on_ranks(changed_after_it_was_wrapped)
 
 
 def second_derivatives(form):
@@ -639,8 +553,7 @@ def second_derivatives(form):
         rows = rows.clone().requires_grad_()
         [grad] = torch.autograd.grad(each(rows).square().sum(), rows, create_graph=True)
         loss_of(grad).backward()
-    gradients = [{n: p.grad for n, p in each.named_parameters()} for each in (module, alone)]
-    assert_same(*gradients, "a penalty on the gradient")
+    assert_same_gradients(module, alone, "a penalty on the gradient")
 
 
 @pytest.mark.parametrize("form", ["bucketed", "overlapped, a message each"])

@@ -15,6 +15,7 @@ from labkit.layout import ParallelLayout
 from labkit.placement import placed_parameters
 from labkit.tensor_parallel import unshard
 from labtrain.model import normal
+from tests.labkit.data_parallel.conftest import local_part
 from tests.support.sweep import IS_SWEEP
 
 HIDDEN, FFN, EXPERTS, SEQ, BATCH = 6, 8, 8, 8, 2
@@ -34,6 +35,13 @@ def make(groups, top_k=2, skew="", **options):
             layer.router.weight[:, 0] = 0  # x[..., 0] is 1: this column is a bias
             layer.router.weight[0 if skew == "one" else [-1, -2], 0] = 50.0 if skew == "one" else -50.0
     return layer
+
+
+def weights_of(layer):
+    named = {"router": layer.router.weight, "up": layer.experts.up, "down": layer.experts.down}
+    if hasattr(layer, "shared"):
+        named |= {"shared up": layer.shared.up.weight, "shared down": layer.shared.down.weight}
+    return named
 
 
 def named(name):
@@ -71,10 +79,7 @@ def dense(x, layer, top_k, gated, shared):
 def witness(dp_size, top_k, skew, gated, shared):
     """Loss and gradients of the mean over replicas: each has an auxiliary loss over its own rows."""
     layer = make(groups_of_one(), top_k, skew, gated=gated, num_shared_experts=shared)
-    weights = {"router": layer.router.weight, "up": layer.experts.up, "down": layer.experts.down}
-    if shared:
-        weights |= {"shared up": layer.shared.up.weight, "shared down": layer.shared.down.weight}
-    weights = {name: weight.detach().clone().requires_grad_() for name, weight in weights.items()}
+    weights = {name: weight.detach().clone().requires_grad_() for name, weight in weights_of(layer).items()}
     x, target = batch(dp_size)
     x.requires_grad_()
     output, logits, scores, chosen = dense(x, weights, top_k, gated, shared)
@@ -120,10 +125,7 @@ def check(groups, top_k, skew, gated, shared, sequence_parallel, defer):
     close(gradient, local(grad_x), what)
     placed = placed_parameters(layer)
     all_reduce_grads(placed, groups.tp)
-    named = {"router": layer.router.weight, "up": layer.experts.up, "down": layer.experts.down}
-    if shared:
-        named |= {"shared up": layer.shared.up.weight, "shared down": layer.shared.down.weight}
-    for name, weight in named.items():
+    for name, weight in weights_of(layer).items():
         close(unshard(weight.grad, placed[weight]), grads[name], f"{what} {name}")
 
 
@@ -144,7 +146,6 @@ def check_all():
                 if SEQ // layout.cp_size % layout.tp_size == 0 or not sequence_parallel:
                     form = number % 2 == 0, int(number % 3 == 1), sequence_parallel, number % 2 == 1
                     check(groups, top_k, skew, *form)
-    return number
 
 
 def test_layouts_of_eight_ranks_are_the_dense_loop(on_ranks):
@@ -159,10 +160,8 @@ def replicas_without_groups(wrap, options):
     output, load = model(x)
     ((output * target).mean() + layer.router.loss(load)).backward()
     placed = placed_parameters(model)
-    for name, weight in {"router": layer.router.weight, "up": layer.experts.up, "down": layer.experts.down}.items():
-        flat = placed[weight].flat
-        expected = grads[name].flatten()[flat.start :][: weight.numel()] if flat else grads[name]
-        close(weight.grad, expected, name)
+    for name, weight in weights_of(layer).items():
+        close(weight.grad, local_part(grads[name], placed[weight], weight), name)
 
 
 @pytest.mark.nccl_rules

@@ -272,17 +272,16 @@ def test_a_snapshot_tells_a_rank_that_could_run_from_one_that_only_waits():
 
 def test_a_snapshot_counts_bytes_when_they_arrive():
     def look():
-        listener, peer = socket.socket(), socket.socket()
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        peer.connect(listener.getsockname())
-        accepted, _ = listener.accept()
         counts = [bytes_received()]
-        for times in (1, 2):
-            peer.send(b"xy")
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as peer:
+            accepted, _ = server.accept()
+            for times in (1, 2):
+                peer.send(b"xy")
+                counts.append(bytes_received())
+                accepted.recv(times)
             counts.append(bytes_received())
-            accepted.recv(times)
-        return [*counts, bytes_received()], len(os.listdir("/proc/self/fd"))
+            accepted.close()
+        return counts, len(os.listdir("/proc/self/fd"))
 
     with World(1) as world:
         seen = [world.run(look)[0] for _ in range(3)]

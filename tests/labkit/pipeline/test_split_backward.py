@@ -1,8 +1,6 @@
 """Backward in two halves gives what backward gives; the first half leaves the weights, the second only does them."""
 
-import weakref
 from collections import Counter
-from functools import partial
 
 import pytest
 import torch
@@ -21,6 +19,7 @@ from labkit.shape import GPT
 from labkit.tensor_parallel import ColumnParallelLinear, ParallelMLP
 from labkit.torch_versions import NODES_OUTLIVE_THEIR_GRAPH
 from labtrain.model import ParallelGPT, TransformerLayer
+from tests.support.graphs import Keeps
 
 WIDTH = 8
 SHAPE = GPT(num_layers=2, hidden_size=WIDTH, seq_length=4, vocab_size=11, num_attention_heads=2)
@@ -198,37 +197,6 @@ def test_each_half_does_its_own_products_and_no_others():
     assert all(parameter.grad is not None for parameter in module.parameters())
 
 
-def test_the_second_half_of_a_transformer_layer_runs_no_node_between_its_weights():
-    layer, x = transformer_layer(), torch.randn(1, 4, WIDTH, dtype=torch.float64, requires_grad=True)
-    output = layer(x)
-    ran = Counter()
-    nodes = nodes_of(output.grad_fn)
-    for node in nodes:
-        node.register_prehook(partial(noted, ran, node.name()))
-    weight_gradient = split_backward(get_gradient_edge(output), x, torch.ones_like(output))
-    assert {"GeluBackward0", "NativeLayerNormBackward0"} <= ran.keys()
-    assert sum(times for name, times in ran.items() if "Accumulate" in name) == 1  # x's
-    ran.clear()
-    weight_gradient()
-    assert "GeluBackward0" not in ran
-    assert sum(times for name, times in ran.items() if "Accumulate" in name) == len(list(layer.parameters()))
-    assert sum(ran.values()) < len(nodes)
-
-
-def noted(ran, name, grads):
-    ran[name] += 1
-
-
-def nodes_of(root):
-    found, left = {root}, [root]
-    while left:
-        for node, _ in left.pop().next_functions:
-            if node is not None and node not in found:
-                found.add(node)
-                left.append(node)
-    return found
-
-
 def test_a_checkpointed_layer_is_computed_again_once_and_then_for_each_node_with_weights():
     """What the docstring says it costs; the gradients are in the cases above."""
     calls = []
@@ -247,22 +215,6 @@ def test_a_checkpointed_layer_is_computed_again_once_and_then_for_each_node_with
     calls.clear()
     weight_gradient()
     assert len(calls) == 2 * 2
-
-
-class Kept:
-    """What a node of autograd's graph keeps until it is let go."""
-
-
-class Keeps(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, given):
-        ctx.kept = Kept()
-        given.append(weakref.ref(ctx.kept))
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
 
 
 class Product(torch.autograd.Function):
@@ -367,20 +319,3 @@ def test_a_column_layer_under_autograd_grad():
     """There the engine does not tell about leaves, and the layer computes all that any pass may want."""
     torch.manual_seed(0)
     launch(column_layer_under_autograd_grad, world_size=2)
-
-
-def test_the_engine_tells_what_a_pass_is_for():
-    """The private call of torch that `labkit.tensor_parallel` asks it by."""
-    asked = []
-
-    class Asking(Product):
-        @staticmethod
-        def backward(ctx, grad):
-            asked.append([torch._C._will_engine_execute_node(node) for node, _ in ctx.next_functions])
-            return Product.backward(ctx, grad)
-
-    x, weight = (torch.ones(2, requires_grad=True) for _ in range(2))
-    output = Asking.apply(x, weight)
-    for inputs in ([x], [weight], None):
-        torch.autograd.backward(output, torch.ones(2), inputs=inputs, retain_graph=True)
-    assert asked == [[True, False], [False, True], [True, True]]

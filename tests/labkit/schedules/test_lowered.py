@@ -1,11 +1,10 @@
 """Messages as ops: where they stand, and that by NCCL's rules no rank waits for ever.
 
 `check` lets a schedule pass only if its lowered lists come to their end, strictly by NCCL's rules. Here are all named
-schedules of some sizes, and schedules at random; ``python -m tests.labkit.schedules.test_lowered`` looks at all sizes
-up to p = 8 and m = 4p. What real ranks do by these rules is in tests/labkit/pipeline.
+schedules of some sizes, and schedules at random; a sweep looks at all sizes up to p = 8 and m = 4p. What real ranks do
+by these rules is in tests/labkit/pipeline.
 """
 
-from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -29,6 +28,7 @@ from labkit.schedules import (
 )
 from tests.support.pipelines import every_schedule, in_a_v
 from tests.support.schedules import folded, ops, schedule_of
+from tests.support.sweep import IS_SWEEP
 
 
 def written(schedule, rank, **options):
@@ -49,29 +49,22 @@ def test_without_recv_ahead_both_ends_stand_where_the_message_is_sent():
 @pytest.mark.parametrize("recv_ahead", [True, False])
 @pytest.mark.parametrize("schedule", [*every_schedule(3, 6), *folded(3, 2)], ids=lambda schedule: schedule.name)
 def test_every_op_is_there_and_each_message_has_two_ends(schedule, recv_ahead):
-    lists = lowered(schedule, recv_ahead)
-    sent, received = [], []
-    for rank, items in enumerate(lists):
+    ends = {SEND: [], RECV: []}
+    num_crossing = 0
+    for rank, items in enumerate(lowered(schedule, recv_ahead)):
         assert tuple(item for item in items if isinstance(item, Op)) == schedule.ranks[rank]
         for index, item in enumerate(items):
             if isinstance(item, Op):
+                num_crossing += sum(other != rank for other, _ in schedule.needs(rank, item))
                 continue
             is_send = item.action == SEND
-            around = items[:index] if is_send else items[index:]
-            assert item.op in around  # sent after it, or received before it
+            assert item.op in (items[:index] if is_send else items[index:])  # sent after it, or received before it
             sender = (rank, item.op) if is_send else schedule.neighbor(rank, item.op, -1)
             assert schedule.stage_of(sender[0], sender[1].chunk) == item.stage
-            ends = (rank, item.peer) if is_send else (item.peer, rank)
-            (sent if is_send else received).append((*ends, item.key))
-    crossing = [
-        (other, rank, need)
-        for rank, of_rank in enumerate(schedule.ranks)
-        for op in of_rank
-        for other, need in schedule.needs(rank, op)
-        if other != rank
-    ]
-    assert sorted(sent) == sorted(received)
-    assert len(set(sent)) == len(sent) == len(crossing)
+            pair = (rank, item.peer) if is_send else (item.peer, rank)
+            ends[item.action].append((*pair, item.key))
+    assert sorted(ends[SEND]) == sorted(ends[RECV])
+    assert len(set(ends[SEND])) == len(ends[SEND]) == num_crossing
 
 
 def test_a_fold_is_not_a_message():
@@ -128,9 +121,13 @@ def test_a_message_that_is_never_sent_holds_up_the_op_that_needs_it_and_none_bef
     assert ops("F0 F1 B0 B1") == tuple(item for item in lowered(schedule)[1] if isinstance(item, Op))
 
 
-@pytest.mark.parametrize(("p", "m"), [(2, 5), (3, 3), (4, 11), (5, 13), (8, 9)])
+SIZES = [(p, m) for p in range(2, 9) for m in range(1, 4 * p + 1)] if IS_SWEEP else [(2, 5), (3, 3), (4, 11), (5, 8)]
+
+
+@pytest.mark.parametrize(("p", "m"), SIZES)
 def test_all_named_schedules_come_to_their_end(p, m):
-    for schedule in [*every_schedule(p, m), *in_a_v(p, m), *folded(p, m)]:
+    limited = [greedy(p, m, limit) for limit in range(2, 2 * p + 3)] if IS_SWEEP else []
+    for schedule in [*every_schedule(p, m), *in_a_v(p, m), *folded(p, m), *limited]:
         check(schedule)
         check(schedule.forward_only())
 
@@ -154,37 +151,9 @@ def at_random(p, m, v, stages, seed):
     return Schedule(f"at random, {seed}", p, m, ranks, v, stages=stages)
 
 
-def random_schedules(seeds) -> Iterator[Schedule]:
-    for seed in seeds:
-        p, m = 2 + seed % 4, 1 + seed % 5
-        for v, stages in ((1, ()), (2, ()), (3, ()), (2, v_shape(p))):
-            yield at_random(p, m, v, stages, seed)
-
-
-def test_any_sound_schedule_comes_to_its_end():
+@pytest.mark.parametrize("seed", range(150 if IS_SWEEP else 12))
+def test_any_sound_schedule_comes_to_its_end(seed):
     """Most receive in a different order than the sender sends, and need what a rank has to keep for later."""
-    for schedule in random_schedules(range(12)):
-        check(schedule)
-
-
-def all_of_size(p, m) -> Iterator[Schedule]:
-    yield from every_schedule(p, m)
-    yield from in_a_v(p, m)
-    yield from folded(p, m)
-    yield from (greedy(p, m, limit) for limit in range(2, 2 * p + 3))
-
-
-def check_all(name, schedules):
-    count = 0
-    for schedule in schedules:
-        check(schedule)
-        check(schedule.forward_only())
-        count += 1
-    print(f"{name}: {count} schedules, and none stands still", flush=True)
-
-
-if __name__ == "__main__":
-    check_all("at random", random_schedules(range(150)))
-    for p in range(2, 9):
-        for m in range(1, 4 * p + 1):
-            check_all(f"p = {p}, m = {m}", all_of_size(p, m))
+    p, m = 2 + seed % 4, 1 + seed % 5
+    for v, stages in ((1, ()), (2, ()), (3, ()), (2, v_shape(p))):
+        check(at_random(p, m, v, stages, seed))

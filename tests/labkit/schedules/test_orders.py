@@ -1,6 +1,5 @@
 """The known orders: the published ones, their formulas, and for every small size each op once and in time."""
 
-import re
 from itertools import product
 
 import pytest
@@ -18,9 +17,11 @@ from labkit.schedules import (
     zero_bubble_v,
 )
 from tests.support.schedules import KINDS, ops
+from tests.support.sweep import IS_SWEEP
 
 F, B, W = KINDS.values()
-SIZES = list(product((1, 2, 3, 4, 5, 8), (1, 2, 3, 4, 6, 8, 9, 16)))  # p, m
+EVERY_SIZE = list(product((1, 2, 3, 4, 5, 8), (1, 2, 3, 4, 6, 8, 9, 16)))  # p, m
+SIZES = EVERY_SIZE if IS_SWEEP else EVERY_SIZE[::5]  # has each p, and each m
 
 
 def every_schedule(p, m):
@@ -59,14 +60,20 @@ def test_orders_are_the_published_ones(schedule, rank, expected):
     assert schedule.ranks[rank] == ops(expected)
 
 
+def stage_by_hand(schedule, rank, op):
+    """In a V, which alone splits backward and has both ends on rank 0, odd chunks go up."""
+    p = schedule.pp_size
+    goes_up = schedule.end_ranks == {0} and schedule.kinds[-1] == W and op.chunk % 2
+    return op.chunk * p + (p - 1 - rank if goes_up else rank)
+
+
 @pytest.mark.parametrize(("p", "m"), SIZES)
 def test_each_op_runs_once_and_after_what_it_needs(p, m):
     for schedule in every_schedule(p, m):
         check(schedule)
         done = set()
         for rank, op, _ in schedule.in_order():
-            goes_up = schedule.end_ranks == {0} and op.chunk % 2
-            chunk, stage = op.chunk, op.chunk * p + (p - 1 - rank if goes_up and schedule.kinds[-1] == W else rank)
+            stage = stage_by_hand(schedule, rank, op)
             if op.kind == F and stage > 0:
                 assert (F, op.micro_batch, stage - 1) in done
             if op.kind == B:
@@ -74,46 +81,29 @@ def test_each_op_runs_once_and_after_what_it_needs(p, m):
                 assert stage == p * schedule.num_chunks - 1 or (B, op.micro_batch, stage + 1) in done
             if op.kind == W:
                 assert (B, op.micro_batch, stage) in done
-            assert 0 <= chunk < schedule.num_chunks
             done.add((op.kind, op.micro_batch, stage))
         assert len(done) == sum(map(len, schedule.ranks)) == len(schedule.kinds) * m * p * schedule.num_chunks
-        check(schedule.forward_only())
-        assert schedule.forward_only().ranks == tuple(tuple(op for op in ops if op.kind == F) for ops in schedule.ranks)
+        forward = schedule.forward_only()
+        check(forward)
+        assert forward.ranks == tuple(tuple(op for op in ops if op.kind == F) for ops in schedule.ranks)
 
 
-@pytest.mark.parametrize(("p", "m"), SIZES)
+@pytest.mark.parametrize(("p", "m"), EVERY_SIZE)
 def test_peaks_in_flight(p, m):
     for rank in range(p):
         assert gpipe(p, m).peak_in_flight(rank) == m
         assert one_f_one_b(p, m).peak_in_flight(rank) == min(p - rank, m)
-        for extra in range(p):
-            peaks = [zero_bubble(p, m, extra).peak_in_flight(rank) for rank in range(p)]
-            assert max(peaks) == min(m, p + extra)
         assert zero_bubble(p, m).peak_in_flight(rank) == min(m, p)
-        for v in range(2, 5):
-            round_size = -(-m // max(1, m // p))
-            expected = min(v * m, 2 * (p - rank - 1) + (v - 1) * round_size + 1)
-            assert interleaved(p, m, v).peak_in_flight(rank) == expected
+    for extra in range(p):
+        schedule = zero_bubble(p, m, extra)
+        assert max(schedule.peak_in_flight(rank) for rank in range(p)) == min(m, p + extra)
+    round_size = -(-m // max(1, m // p))
+    for rank, v in product(range(p), (2, 3, 4)):
+        expected = min(v * m, 2 * (p - rank - 1) + (v - 1) * round_size + 1)
+        assert interleaved(p, m, v).peak_in_flight(rank) == expected
 
 
 def test_interleaving_costs_the_published_memory():
     for p, v in product(range(1, 9), range(2, 5)):
         peak = interleaved(p, 2 * p, v).peak_in_flight(0) / v  # in whole micro-batches
         assert peak == pytest.approx(one_f_one_b(p, 2 * p).peak_in_flight(0) * (1 + (p - 1) / (p * v)))
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: gpipe(0, 4), "pp_size=0 must be at least 1"),
-        (lambda: one_f_one_b(4, -1), "num_micro_batches=-1 must be at least 1"),
-        (lambda: one_f_one_b(4, 2.5), "num_micro_batches=2.5 must be a whole number"),
-        (lambda: interleaved(4, 8, True), "num_chunks=True"),
-        (lambda: zero_bubble(4, 8, 1.0), "extra_in_flight=1.0 with pp_size=4: use 0 (ZB-H1) to 3 (ZB-H2)"),
-        (lambda: zero_bubble(4, 8, 4), "extra_in_flight=4 with pp_size=4: use 0 (ZB-H1) to 3 (ZB-H2)"),
-        (lambda: zero_bubble(4, "8"), "num_micro_batches='8'"),
-    ],
-)
-def test_sizes_that_do_not_fit_are_refused_with_a_way_out(make, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
-        make()

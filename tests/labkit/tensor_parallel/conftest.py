@@ -1,10 +1,7 @@
 """What the tests of the sharded layers share: inputs that are the same on every rank, and what "the same" means."""
 
-import pytest
 import torch
 import torch.distributed as dist
-
-from course.communication import communication_log
 
 SIZES = [1, 3]  # alone, and a number that is no power of two; operators run on four, the model on two and on four
 DTYPES = [torch.float32, torch.float64]
@@ -27,14 +24,3 @@ def sequence_slice(x, divided):
     """This rank's slice of the sequence, or all of it."""
     group = dist.group.WORLD
     return x.chunk(group.size(), -2)[group.rank()] if divided else x
-
-
-def refused_before_any_communication(mistakes):
-    """Make each mistake on this rank; its error must contain the text that it is listed under."""
-    for message, mistake in mistakes.items():
-        with communication_log() as log, pytest.raises(ValueError) as error:  # noqa: PT012 - the log must end too
-            torch.default_generator.manual_seed(1)
-            mistake(dist.group.WORLD)
-        assert message in str(error.value)
-        made = [record for record in log.records if record.message_bytes > 16]  # a layer made is checked once
-        assert not made, message

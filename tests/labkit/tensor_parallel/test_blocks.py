@@ -13,7 +13,6 @@ from tests.labkit.tensor_parallel.conftest import (
     SIZES,
     assert_same,
     randoms,
-    refused_before_any_communication,
     sequence_slice,
 )
 
@@ -79,20 +78,3 @@ def test_block(on_ranks, kind, sequence_parallel, world_size):
         assert sorted(backward) == ["all_gather", "all_gather", "all_reduce", "reduce_scatter"]
     else:
         assert forward == backward == ["all_reduce"]
-
-
-MISTAKES = {
-    "tp_size=2 does not divide num_attention_heads=3: use tp_size 1 or 3, or num_attention_heads 2 or 4": lambda g: (
-        ParallelSelfAttention(12, 3, g)
-    ),
-    "num_attention_heads=4 does not divide hidden_size=10: use num_attention_heads 1, 2, 5 or 10, or hidden_size ": (
-        lambda g: ParallelSelfAttention(10, 4, g)
-    ),
-    "num_attention_heads=2.0 must be a whole number": lambda g: ParallelSelfAttention(12, 2.0, g),
-    "hidden_size=12.5 must be a whole number": lambda g: ParallelSelfAttention(12.5, 2, g),
-    "tp_size=2 does not divide output_size=7": lambda g: ParallelMLP(4, 7, g),
-}
-
-
-def test_mistakes_are_refused_before_any_communication(on_ranks):
-    on_ranks(refused_before_any_communication, MISTAKES)

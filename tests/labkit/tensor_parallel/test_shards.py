@@ -20,7 +20,7 @@ from labkit.tensor_parallel import (
     shard_like,
     unshard,
 )
-from tests.labkit.tensor_parallel.conftest import SIZES, randoms
+from tests.labkit.tensor_parallel.conftest import randoms
 
 
 def test_the_master_weight_does_not_depend_on_the_number_of_ranks(on_ranks):
@@ -102,7 +102,7 @@ def gather_and_cut(group):
     assert shard_like(row.bias, placement) is row.bias
 
 
-@pytest.mark.parametrize("world_size", SIZES)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_unshard_and_shard_like(on_ranks, world_size):
     on_ranks(lambda: gather_and_cut(dist.group.WORLD), world_size=world_size)
 
