@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from course.explorers.control import Control
+from course.pictures.narrow import fold
 from course.pictures.scene import Scene
 from course.table import Table
 from labkit.sizes import Misfit
@@ -94,6 +95,11 @@ class Explorer:
 
     def drop(self, key: str, zone: str) -> None:
         """Take the mark with the first key, dropped on that with the second."""
+
+    @property
+    def narrow_steps(self) -> Sequence[Scene]:
+        """The same steps for a narrow screen."""
+        return [*map(fold, self.steps)]
 
     @property
     def picked(self) -> dict[str, str]:

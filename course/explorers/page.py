@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import Any
 
 from course.explorers.base import Explorer
-from course.pictures.narrow import fold
 from course.pictures.steps import difference, differences
 
 MODULES = {
@@ -87,8 +86,7 @@ class View:
         return {"controls": {name: {"hints": each.hints} for name, each in self.explorer.controls.items()}}
 
     def _drawn(self) -> list[dict[str, Any]]:
-        steps = self.explorer.steps
-        return differences([*map(fold, steps)] if self.narrow else steps)
+        return differences(self.explorer.narrow_steps if self.narrow else self.explorer.steps)
 
     def _changed(self) -> dict[str, Any]:
         before, self.steps = self.steps, self._drawn()

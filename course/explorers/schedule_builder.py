@@ -1,10 +1,14 @@
 """Write a schedule by hand: drag ops into the rows of ranks, and see at once what runs, and who waits for whom."""
 
 from collections.abc import Mapping, Sequence
+from math import ceil
+from textwrap import fill as wrapped
+from typing import NamedTuple
 
 from course.explorers.base import Explorer, Parts
 from course.explorers.control import buttons, checkbox, slider
-from course.pictures.scene import WIDTH, Look, Mark, Scene, arrow, box, label
+from course.pictures import narrow
+from course.pictures.scene import SMALLEST, USUAL, WIDTH, Look, Mark, Scene, arrow, box, label, text_width
 from course.pictures.style import FRAME_FILL, GREY, IDLE, KIND_COLOR, MUTED, tint
 from course.pictures.timeline import FOLDED_STRENGTHS, LEFT, ways
 from course.sizing import read_ops, simulate
@@ -14,6 +18,26 @@ from labkit.sizes import counted
 
 STUCK = "#C1121F"
 TOP, TRAY, ROW, BAND = 34.0, 28.0, 34.0, 92.0
+
+
+class Sizes(NamedTuple):
+    """A picture's width, where its rows begin, where its hint stands, its letters, and what stands before a row."""
+
+    width: float
+    left: float
+    top: float
+    hint: float
+    line: int  # letters in a line
+    letters: float
+    smallest: float
+    before: str = ""
+
+    def name(self, word: str, number: int) -> str:
+        return f"{self.before and word}{self.before}{number}"
+
+
+WIDE = Sizes(WIDTH, LEFT, TOP, 12, 200, USUAL, SMALLEST, " ")
+NARROW = Sizes(narrow.WIDTH, narrow.START, 104, 64, narrow.LINE_LETTERS, narrow.LETTERS, narrow.LETTERS)
 Waits = dict[int, tuple[Op, int, Op]]  # by rank: the op that waits, and the rank and op that it waits for
 
 
@@ -89,6 +113,10 @@ class schedule_builder(Explorer):
         rows = [[op for op in row if op.micro_batch < m and op.chunk < v and op.kind in kinds] for row in self.rows]
         return Schedule("mine", p, m, [*rows, *[[]] * p][:p], v, kinds, stages)
 
+    @property
+    def narrow_steps(self) -> Sequence[Scene]:
+        return [draw_own_schedule(self.shown, NARROW)]
+
     def _parts(self) -> Parts:
         scene = draw_own_schedule(self.shown)
         return Parts([scene], f"{scene.says}.", warns=any(mark.edge == STUCK for mark in scene.marks))
@@ -136,47 +164,46 @@ def circle(schedule: Schedule, waits: Waits) -> list[int]:
     return []
 
 
-def draw_own_schedule(schedule: Schedule) -> Scene:
+def draw_own_schedule(schedule: Schedule, sizes: Sizes = WIDE) -> Scene:
     """Draw for each rank a tray of ops without a place, and its row: ops at their times, and those that cannot run.
 
     A deadlock is a circle of red arrows. The keys are ``op.RANK.OP``, ``row.RANK``, ``tray.RANK`` and ``clear``.
     """
     (starts, stuck, waits), p, m = run_as_far_as_possible(schedule), schedule.pp_size, schedule.num_micro_batches
     texts = {rank: f"rank {rank} waits at {op} for {need} of rank {other}" for rank, (op, other, need) in waits.items()}
-    ring, wide, table, ops = circle(schedule, waits), WIDTH - LEFT, [], {}
+    ring, wide, table, ops = circle(schedule, waits), sizes.width - sizes.left, [], {}
     v, kinds, units = schedule.num_chunks, schedule.kinds, units_of(schedule)
     unit = wide / max([3.0 * (m + p - 1), *(at + units[op.kind] for row in starts for op, at in row.items())])
     step, tray = min(48, wide / len(kinds) / m), v * TRAY
     in_tray = [Op(kind, number, chunk) for chunk in range(v) for kind in kinds for number in range(m)]
-    look = Look(edge=GREY, fact="take all ops back", click=True)
-    clear = box("clear", WIDTH - 110, 0, 110, 24, "#ffffff", "take all back", **look)
-    hint = "dashed: cannot run yet; red: ranks wait for each other in a circle" + "; f0 is F0.1" * (v > 1)
-    marks = [label("hint", 0, 12, hint, ink=MUTED), clear]
+    marks = _above(sizes, v)
     for rank, row in enumerate(schedule.ranks):
-        y = TOP + rank * (BAND + tray - TRAY)
+        y = sizes.top + rank * (BAND + tray - TRAY)
         facts = f"ops of rank {rank} without a place", f"the row of rank {rank}: drop its ops here, in order"
-        marks.append(label(f"rank{rank}", 0, y + tray + 4 + ROW / 2, f"rank {rank}", bold=True))
+        name = Look(text=sizes.name("rank", rank), size=sizes.letters)
+        marks.append(label(f"rank{rank}", 0, y + tray + 4 + ROW / 2, bold=True, **name))
         for chunk in range(v if v > 1 else 0):
-            text = f"stage {schedule.stage_of(rank, chunk)}"
-            marks.append(label(f"stage{rank}.{chunk}", 0, y + (chunk + 0.5) * TRAY, text, ink=MUTED))
-        marks.append(box(f"tray.{rank}", LEFT, y, wide, tray, FRAME_FILL, fact=facts[0], drop=True))
-        marks.append(box(f"row.{rank}", LEFT, y + tray + 4, wide, ROW, IDLE, fact=facts[1], drop=True))
+            name = Look(text=sizes.name("stage", schedule.stage_of(rank, chunk)), size=sizes.letters)
+            marks.append(label(f"stage{rank}.{chunk}", 0, y + (chunk + 0.5) * TRAY, ink=MUTED, **name))
+        marks.append(box(f"tray.{rank}", sizes.left, y, wide, tray, FRAME_FILL, fact=facts[0], drop=True))
+        marks.append(box(f"row.{rank}", sizes.left, y + tray + 4, wide, ROW, IDLE, fact=facts[1], drop=True))
         for number, op in enumerate(in_tray):
             fact = f"{op} of rank {rank} has no place yet: click it, or drag it into the row"
             fill, look = KIND_COLOR[op.kind], Look(edge=GREY)
             fill = tint(fill, FOLDED_STRENGTHS[op.chunk]) if op.chunk else fill
-            place = LEFT + 4 + number % (len(kinds) * m) * step, y + op.chunk * TRAY + 2, step - 4, TRAY - 4
+            place = sizes.left + 4 + number % (len(kinds) * m) * step, y + op.chunk * TRAY + 2, step - 4, TRAY - 4
             if op in row:
                 start = starts[rank][op]
-                place = LEFT + start * unit, y + tray + 6, units[op.kind] * unit, ROW - 4
+                place = sizes.left + start * unit, y + tray + 6, units[op.kind] * unit, ROW - 4
                 fact, look = f"{op} of rank {rank} runs at {start:g}", Look(edge="#ffffff")
             if op in stuck[rank]:
                 first, fill = stuck[rank][0], tint(fill, 0.3)
                 fact = texts[rank] if op == first else f"{op} of rank {rank} comes after {first}, which waits"
                 look = Look(edge=STUCK if rank in ring else MUTED, edge_width=2, dashed=True)
             lights = tuple(f"{other}.{need}" for other, need in schedule.needs(rank, op))
-            look |= Look(tags=(f"{rank}.{op}",), lights=lights, fact=fact, drag=True, drop=True)
-            ops[rank, op] = box(f"op.{rank}.{op}", *place, fill, ways(op, v > 1), **look)
+            look |= Look(tags=(f"{rank}.{op}",), lights=lights, fact=fact, drag=True, drop=True, size=sizes.letters)
+            words = [way for way in ways(op, v > 1) if text_width(way, sizes.smallest) <= place[2] - 4]
+            ops[rank, op] = box(f"op.{rank}.{op}", *place, fill, words, **look)
         order = ", ".join(str(op) if op in stuck[rank] else f"{op} at {starts[rank][op]:g}" for op in row)
         table.append((str(rank), order, texts.get(rank, ""), f"{schedule.peak_in_flight(rank) / v:g}"))
     marks += ops.values()
@@ -185,7 +212,17 @@ def draw_own_schedule(schedule: Schedule) -> Scene:
         marks += _arrows(ops[rank, op], ops[other, needed], ops[other, waits[other][0]], texts[rank])
     says = _says(schedule, [texts[rank] for rank in ring], list(texts.values()))
     heads = "rank", "its row, and when each op runs", "waits", "micro-batches held at most"
-    return Scene("Your own schedule", says, marks, TOP + p * (BAND + tray - TRAY), table=Table(heads, table))
+    height = sizes.top + p * (BAND + tray - TRAY)
+    return Scene("Your own schedule", says, marks, height, sizes.width, table=Table(heads, table))
+
+
+def _above(sizes: Sizes, v: int) -> list[Mark]:
+    """Return what stands above the rows: what is meant by how ops look, and the button that takes all back."""
+    look = Look(edge=GREY, fact="take all ops back", click=True, size=sizes.letters)
+    width = ceil(text_width("take all back", sizes.letters) + 5)
+    clear = box("clear", sizes.width - width, 0, width, 24, "#ffffff", "take all back", **look)
+    hint = "dashed: cannot run yet; red: ranks wait for each other in a circle" + "; f0 is F0.1" * (v > 1)
+    return [label("hint", 0, sizes.hint, wrapped(hint, sizes.line), ink=MUTED, size=sizes.letters), clear]
 
 
 def _arrows(waits: Mark, needed: Mark, first: Mark, fact: str) -> list[Mark]:
@@ -198,7 +235,8 @@ def _arrows(waits: Mark, needed: Mark, first: Mark, fact: str) -> list[Mark]:
         marks.append(arrow(f"{waits.key}.waits", points, STUCK, width=3, fact=fact))
     if needed is not first:
         points = [(to_x, low), (to_x, low + 14), (back, low + 14), (back, low)]
-        fact = f"{needed.text} comes after {first.text}, which waits"
+        ops = (mark.key.split(".", 2)[2] for mark in (needed, first))
+        fact = " comes after ".join(ops) + ", which waits"
         marks.append(arrow(f"{needed.key}.after", points, STUCK, width=3, fact=fact))
     return marks
 

@@ -184,3 +184,18 @@ def test_in_turn_again_a_v_keeps_what_a_rank_still_has():
     builder.choose(placement="in turn")
     assert texts(builder.shown) == ["F0 F1 B0 B1", "F0 F1 B0 B1"]
     assert repr(builder) == "schedule_builder(2, 2, ['F0 F1 B0 B1', 'F0 F1 B0 B1'])"
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [(), (4, 8), (3, 4, ["F0 F1 B0", "F0 B0", "F0"]), (2, 3, ["B0 F0", "F0 B0"], "V"), (1, 8, [], "V", True)],
+    ids=str,
+)
+def test_on_a_phone_all_is_in_view_in_letters_of_16_pixels(choice):
+    wide = schedule_builder(*choice)
+    [narrow] = wide.narrow_steps
+    assert narrow.by_key.keys() == wide.steps[0].by_key.keys()
+    assert max(mark.right for mark in narrow.marks) <= narrow.width + 1 < 330
+    assert {mark.size for mark in narrow.marks if mark.text} == {16}
+    assert [mark.fact for mark in narrow.marks] == [mark.fact for mark in wide.steps[0].marks]
+    assert narrow.says == wide.steps[0].says
