@@ -70,7 +70,7 @@ def page():
 
 
 @pytest.mark.skipif(not find_chromium(), reason="needs Chromium or Chrome, and none is installed")
-@pytest.mark.parametrize("name", ["tall", "Start_Here", "07_pipeline_parallel", "15_experts"])
+@pytest.mark.parametrize("name", ["tall", "07_pipeline_parallel", "15_experts"])
 def test_no_slide_is_taller_than_the_page(name, tmp_path, page):
     slides = folder_for_slides(tmp_path)
     [path] = [each for each in NOTEBOOKS if each.stem == name] or [tmp_path / "tall.ipynb"]
