@@ -4,6 +4,8 @@ The time is what a reader waits: the key event, the message to the kernel, the d
 browser's next frame after the picture has changed. The first peer has the same control and sends a PNG drawn by
 matplotlib. On the site's page Python runs in the browser; there JupyterLab is the peer, also in the time until the
 first explorer is alive: on the page from the first touch, in JupyterLab from opening its address.
+
+A frame of an animation has 1/30 s: a rack that regroups on the page is played, and the browser says when it paints.
 """
 
 import http.server
@@ -22,8 +24,10 @@ from playwright.sync_api import Page
 from course.publish import living, pages
 from tests.support import browser
 
-WORLD_SIZES = 64, 1024
+WORLD_SIZES, RACK_SIZES = (64, 1024), (16, 64)
 PRESSES = 60
+FRAME_SECONDS = 1 / 30
+PLAYED_SECONDS = 6  # a rack's three steps
 
 OURS = """from course.explorers.jupyter import layout_explorer
 layout_explorer({world_size}, tp_size=1, pp_size=4)"""
@@ -56,6 +60,15 @@ WATCH_ONE_PRESS = """image => {
         watch.observe(picture, { subtree: true, childList: true, attributes: true });
     }
 }"""
+COUNT_FRAMES = """seconds => new Promise(done => {
+    const times = [];
+    const frame = now => {
+        times.push(now);
+        if (now - times[0] < 1000 * seconds) requestAnimationFrame(frame);
+        else done(times.slice(1).map((time, i) => (time - times[i]) / 1000));
+    };
+    requestAnimationFrame(frame);
+})"""
 COUNT_BYTES = """() => {
     window.num_bytes = 0;
     const socket = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
@@ -82,6 +95,9 @@ def rows() -> Iterator[tuple[str, float, float]]:
         yield f"first explorer alive on a page{loaded}, against JupyterLab", page_alive, alive
         yield f"{what}median on a page, against JupyterLab", statistics.median(on_page), statistics.median(ours)
         yield f"{what}p95 on a page, against JupyterLab", _p95(on_page), _p95(ours)
+    for world_size in RACK_SIZES:
+        what = f"a frame while {world_size} GPUs regroup on a page, p95, against 1/30 s"
+        yield what, _p95(_frames(world_size)), FRAME_SECONDS
 
 
 def _p95(durations: list[float]) -> float:
@@ -121,6 +137,18 @@ def _on_page(world_size: int) -> tuple[float, list[float], float]:
             page.locator("[data-explorer]:not([aria-busy])").wait_for()
             durations.append(_press(page, number, image=False))
         return alive, durations[1:], pages.num_bytes_loaded(folder) / 1e6
+
+
+def _frames(world_size: int) -> list[float]:
+    """Return the seconds from frame to frame while a rack of so many GPUs is played on a page."""
+    with _site() as (address, _), browser.chromium() as blank:
+        page = blank.context.browser.new_page(bypass_csp=True)
+        page.goto(f"{address}#n={world_size}&t=2&p=4&one_rack=on")
+        page.get_by_text("step 1 of 4").wait_for(timeout=60 * browser.SECONDS)
+        page.locator("[data-explorer]:not([aria-busy])").wait_for()
+        page.wait_for_timeout(2 * browser.SECONDS)  # until Python has tried what the menus' options would change
+        page.get_by_role("button", name="Play").click()
+        return page.evaluate(COUNT_FRAMES, PLAYED_SECONDS)
 
 
 def _slider_to_paint(source: str, image: bool) -> tuple[float, list[float], float]:

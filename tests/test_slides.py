@@ -5,6 +5,7 @@ import pytest
 
 from course.publish.slides import HEIGHT, WIDTH, as_slides, write_slides
 from tests.support.browser import chromium, find_chromium
+from tests.support.living_page import serve_folder
 from tests.test_notebooks import NOTEBOOKS
 
 MEASURE = """() => Array.from(document.querySelectorAll(".slides > section > section"), page => {
@@ -53,6 +54,15 @@ def tall_notebook():
     return nbformat.v4.new_notebook(cells=[markdown(f"## Tall\n\n{paragraphs}"), code("show()", outputs=outputs)])
 
 
+def folder_for_slides(folder):
+    """Return a folder with a reveal.js that does nothing, so slides stand below each other; npm has the true one."""
+    slides = folder / "slides"
+    for script in ("dist/reveal.js", "plugin/notes/notes.js"):
+        (slides / "reveal.js" / script).parent.mkdir(parents=True, exist_ok=True)
+        (slides / "reveal.js" / script).write_text("Reveal = {initialize() { this.isOn = true; }}; RevealNotes = 0;")
+    return slides
+
+
 @pytest.fixture(scope="module")
 def page():
     with chromium(WIDTH, HEIGHT) as page:
@@ -62,11 +72,7 @@ def page():
 @pytest.mark.skipif(not find_chromium(), reason="needs Chromium or Chrome, and none is installed")
 @pytest.mark.parametrize("name", ["tall", "07_pipeline_parallel", "15_experts"])
 def test_no_slide_is_taller_than_the_page(name, tmp_path, page):
-    """Without reveal.js, which npm delivers: here its script does nothing, so all slides stand below each other."""
-    slides = tmp_path / "slides"
-    for script in ("dist/reveal.js", "plugin/notes/notes.js"):
-        (slides / "reveal.js" / script).parent.mkdir(parents=True, exist_ok=True)
-        (slides / "reveal.js" / script).write_text("Reveal = {initialize() { this.isOn = true; }}; RevealNotes = 0;")
+    slides = folder_for_slides(tmp_path)
     [path] = [each for each in NOTEBOOKS if each.stem == name] or [tmp_path / "tall.ipynb"]
     if name == "tall":
         nbformat.write(tall_notebook(), path)
@@ -79,13 +85,60 @@ def test_no_slide_is_taller_than_the_page(name, tmp_path, page):
     assert all(heading for *_, heading in pages)
     assert not [url for url in asked if not url.startswith(("file:", "data:"))]
     pictures = {url.rpartition("/")[0] for url in asked if url.endswith(".svg")}
-    assert pictures == ({(tmp_path / "pics").as_uri()} if name != "tall" else set())  # where the command copies them
+    assert pictures == (
+        {(tmp_path / "pics").as_uri()} if name[:2].isdigit() else set()
+    )  # where the command copies them
     if name == "tall":
         words = " ".join(text for _, text, *_ in pages).split()
         assert [int(number) for number in words if number.isdigit()] == [*range(60), *range(60)]
-        assert 5 <= len(pages) <= 8
+        assert 5 <= len(pages) <= 10
     else:
         assert min(size for _, _, size, _ in pages) >= 24
         assert not [text for _, text, *_ in pages if "not attempted yet" in text]
         ends = "You will be able to", "not what a right run shows."  # a list or a table comes after these
         assert not [text for _, text, *_ in pages if text.strip().endswith(ends)]
+
+
+ROWS = "all => all.map(table => [table.tHead.innerText.split(/\\s+/).join(' ').trim(), table.tBodies[0].rows.length])"
+
+
+@pytest.mark.skipif(not find_chromium(), reason="needs Chromium or Chrome, and none is installed")
+def test_a_long_table_and_a_long_output_are_divided_in_large_letters(tmp_path, page):
+    rows = "\n".join(f"| {number} | word |" for number in range(60))
+    lines = "\n".join(f"line {number}" for number in range(60))
+    output = nbformat.v4.new_output("stream", text=lines)
+    cells = [nbformat.v4.new_markdown_cell(f"## Long\n\n| number | word |\n|---|---|\n{rows}")]
+    cells += [nbformat.v4.new_code_cell("show()", outputs=[output])]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "long.ipynb")
+    page.goto(write_slides(tmp_path / "long.ipynb", folder_for_slides(tmp_path)).as_uri())
+    page.wait_for_function("Reveal.isOn")
+    pages = page.evaluate(MEASURE)
+    assert max(height for height, *_ in pages) <= HEIGHT and min(size for _, _, size, _ in pages) >= 24
+    tables = page.locator("table").evaluate_all(ROWS)
+    assert {head for head, _ in tables} == {"number word"} and len(tables) > 1
+    assert sum(rows for _, rows in tables) == 60
+    words = " ".join(text for _, text, *_ in pages).split()
+    assert [int(number) for number in words if number.isdigit()] == [*range(60), *range(60)]
+
+
+@pytest.mark.skipif(not find_chromium(), reason="needs Chromium or Chrome, and none is installed")
+def test_an_explorer_on_a_slide_is_alive_where_the_folder_is_served(tmp_path, page):
+    slides = folder_for_slides(tmp_path)
+    [path] = [each for each in NOTEBOOKS if each.stem == "01_group_layout"]
+    write_slides(path, slides)
+    with serve_folder(slides) as address:
+        page.goto(f"{address}/01_group_layout.html")
+        page.wait_for_function("window.Reveal?.isOn")
+        explorer = page.locator("[data-explorer]")
+        explorer.scroll_into_view_if_needed()
+        control = explorer.get_by_role("slider", name="tensor t")
+        explorer.locator(".labkit-choice :enabled").first.wait_for()
+        control.press("ArrowRight")
+        explorer.get_by_text("= 4 · 4 · 1 = 16 = n").wait_for()
+        pages = page.evaluate(MEASURE)
+    assert max(height for height, *_ in pages) <= HEIGHT and min(size for _, _, size, _ in pages) >= 24
+
+
+def test_a_heading_shares_its_slide_with_the_one_below_it():
+    cell = nbformat.v4.new_markdown_cell("## The agenda\n\n### The lab\n\nEight notebooks.")
+    assert types(cell) == [("## The agenda", "slide"), ("### The lab", "-")]

@@ -4,7 +4,9 @@ What lies beyond the lab goes into build/slides/further.
 
 Answers that are folded away in a notebook become speaker notes (key S). The setup cell, the hints, and the checks of
 exercises that nobody has tried are left out. In the browser, each page gets its section's heading.
-Nothing is loaded from the network when the slides are shown: reveal.js comes from npm once, and lies beside them.
+Nothing is loaded from the network when the slides are shown: reveal.js and Pyodide come from npm once, and lie beside
+them. Explorers are alive where the folder is served (`python3 -m http.server -d build/slides`); opened as files, slides
+show them as they were stored.
 """
 
 import re
@@ -15,7 +17,8 @@ from pathlib import Path
 import nbformat
 from nbconvert.exporters import SlidesExporter
 
-from course.publish import npm
+from course.explorers.jupyter import CONTROLS
+from course.publish import living, npm, pages, pyodide
 from course.working_copy import within
 from labtrain.command_line import run_command
 
@@ -45,9 +48,26 @@ def as_slides(notebook):
         for part in filter(str.strip, parts):
             kind = "slide" if re.match("##? ", part) else "subslide" if part.startswith("#") else "-"
             kind = "notes" if "<details>" in part else kind
+            if kind == "subslide" and cells and re.fullmatch("#+ .*", cells[-1].source.strip()):
+                kind = "-"  # below a heading that has nothing else
             has_section = has_section or part.startswith("## ")
             cells.append(nbformat.v4.new_markdown_cell(part, metadata={"slideshow": {"slide_type": kind}}))
     notebook.cells = cells
+    return notebook
+
+
+def with_places(notebook):
+    """Put each explorer's stored picture into a place where page.js makes it live."""
+    seen = 0
+    for cell in notebook.cells:
+        call = living.explorer_call(cell) if cell.cell_type == "code" else None
+        if call is None:
+            continue
+        seen += 1
+        place = living.explorer_place(*call, view=f"explorer{seen}")
+        for output in cell.outputs:
+            if html := output.get("data", {}).get("text/html"):
+                output.data["text/html"] = f"<div {place} data-prevent-swipe>{html.replace(CONTROLS, '')}</div>"
     return notebook
 
 
@@ -56,13 +76,13 @@ def write_slides(path: Path, folder: Path) -> Path:
     is_further = path.parent.name == "further"  # as in notebooks/, so that links to pictures lead to the same place
     exporter = SlidesExporter(
         raw_template=Path(__file__).with_suffix(".html.j2").read_text(),
-        reveal_url_prefix="../reveal.js" if is_further else "reveal.js",
+        reveal_url_prefix=f"{'../' * is_further}reveal.js",
         reveal_theme="white",
         reveal_width=str(WIDTH),
         reveal_height=str(HEIGHT),
         embed_images=True,
     )
-    notebook = as_slides(nbformat.read(path, as_version=4))
+    notebook = as_slides(with_places(nbformat.read(path, as_version=4)))
     resources = {"metadata": {"name": path.stem, "path": str(path.parent)}}
     page, _ = exporter.from_notebook_node(notebook, resources)
     written = folder / ("further" if is_further else "") / f"{path.stem}.html"
@@ -89,9 +109,11 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         fetch_reveal(folder)
+        pyodide.fetch(pages.CACHE)
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return 1
+    living.put_files(folder / "lab", pages.CACHE)
     shutil.copytree("pics", folder.parent / "pics", dirs_exist_ok=True)
     for path in map(Path, sys.argv[1:]):
         for notebook in within(path):

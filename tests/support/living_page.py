@@ -39,15 +39,21 @@ def serve(name: str, *values, **named) -> Iterator[str]:
     """Serve an explorer with these values; yields the page's address."""
     styles = "".join(f'<link rel="stylesheet" href="lab/{style}">' for style in STYLES)
     with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        copy_files(root / "lab")
-        (root / "lab/worker.js").write_text(WORKER)
         place = explorer_place(name, list(values), named, name.removesuffix("_explorer"))
-        (root / "index.html").write_text(PAGE.format(styles=styles, place=place))
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Handler, directory=folder))
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/index.html"
-        finally:
-            server.shutdown()
-            server.server_close()
+        (Path(folder) / "index.html").write_text(PAGE.format(styles=styles, place=place))
+        with serve_folder(Path(folder)) as address:
+            yield f"{address}/index.html"
+
+
+@contextmanager
+def serve_folder(folder: Path) -> Iterator[str]:
+    """Serve pages with explorers, whose files this puts into the folder's ``lab``; yields the folder's address."""
+    copy_files(folder / "lab")
+    (folder / "lab/worker.js").write_text(WORKER)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Handler, directory=folder))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
