@@ -492,7 +492,8 @@ def test_modules_send_their_messages_again_and_take_less_than_whole_layers(has_e
     hardware = replace(FITTED["H100"], hidden=Hidden())
     plan = Plan(LATENT, 4, 8, 2, recompute="none", fused_attention=True, ep_size=2, expert_tp_size=1)
     some = replace(plan, recompute="selective", recompute_modules=ALL_MODULES)
-    none, part, full = (layer_seconds(each, hardware, has_experts) for each in (plan, some, replace(plan, recompute="full")))
+    ways = plan, some, replace(plan, recompute="full")
+    none, part, full = (layer_seconds(each, hardware, has_experts) for each in ways)
     assert none["tensor_parallel"] < part["tensor_parallel"] < full["tensor_parallel"]
     assert all(none[name] <= part[name] <= full[name] for name in none)
     parts_of_it = replace(some, recompute_modules=(*ALL_MODULES, "moe_act", "shared_experts"))
