@@ -27,6 +27,7 @@ from course.sizing.layer_seconds import (
     HEADS,
     LOSS,
     SCORES,
+    attention_rate,
     context_seconds,
     core_seconds,
     layer_seconds,
@@ -515,6 +516,18 @@ def test_smaller_moments_move_fewer_bytes():
     plan = Plan(GPT_3, 8, 8)
     seconds = [step_time(replace(plan, optimizer_bytes=size), DGX_A100).optimizer for size in (12, 8, 4)]
     assert seconds == pytest.approx([seconds[0] * bytes_moved / ADAM for bytes_moved in (34, 26, 18)])
+
+
+# -- published rates of kernels --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("tokens", "teraflops"), [(2048, 265), (4096, 294), (8192, 308), (16384, 328)])
+def test_flash_attention_2_reaches_its_published_rate_on_an_h100(tokens, teraflops):
+    """Forward and backward, causal, heads of 128. Source: README of github.com/Dao-AILab/flash-attention at 0251105a,
+    assets/flash2_h100_fwd_bwd_benchmark.png."""
+    plan = Plan(GPT(1, 2048, tokens, 64, 16), 1, 1, recompute="none", fused_attention=True)
+    rate = attention_rate(plan, FITTED["H100 FlashAttention-2"], tokens)
+    assert rate / 1e12 == pytest.approx(teraflops, rel=0.08)
 
 
 # -- numbers of a run of GPT-3 ---------------------------------------------------------------------------------------
