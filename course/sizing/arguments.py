@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from course.sizing.megatron_options import megatron_options
 from course.sizing.plan import Plan
-from course.sizing.shapes import AnyGPT, latent_of, query_size
+from course.sizing.shapes import AnyGPT, latent_of, left_out, query_size
 from course.sizing.torchtitan_options import torchtitan_options
 from labkit.partition import check_divides
 from labkit.shape import GPT
@@ -65,7 +65,10 @@ def arguments(plan: Plan, framework: str, gpus_per_node: int = 8) -> Arguments:
     if framework == "megatron-lm" and plan.zero_stage < 2 and (plan.tp_size > 1 or plan.cp_size > 1):
         start = f"CUDA_DEVICE_MAX_CONNECTIONS=1 {start}"  # it insists, except from Blackwell on
     said = {name: value for name, value in options.items() if value is not None and value is not False}
-    return Arguments(start, said, [sentence for sentence, is_so in missing.items() if is_so])
+    sentences = [sentence for sentence, is_so in missing.items() if is_so]
+    if more := left_out(plan.model):
+        sentences.append(more)
+    return Arguments(start, said, sentences)
 
 
 def _labkit(plan: Plan) -> tuple[dict[str, object], dict[str, bool]]:
@@ -90,6 +93,8 @@ def _labkit(plan: Plan) -> tuple[dict[str, object], dict[str, bool]]:
         f"The vocabulary is its text's: add --tokens FILE --vocab-size {model.vocab_size}.": True,
         "A plan has no learning rate and number of steps: add --learning-rate, --steps.": True,
         "Heads are h/a wide there.": query_size(model) != model.hidden_size,
+        "It refuses this h and a: with positions='rope' h/a must be even.":
+            model.positions == "rope" and model.hidden_size // (model.num_attention_heads or 1) % 2 > 0,
         "It has no latent attention: this is plain attention.": latent_of(model) is not None,
         "Its attention has no window: each token sees all before it.": is_any and model.window is not None,
         "It recomputes all layers, or none.": plan.recompute_layers is not None,

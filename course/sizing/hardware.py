@@ -191,8 +191,9 @@ FITTED = HardwareByName({
 digits; ``fitted_to`` says from which.
 
 - H100: runs of 2024 to 2026 by Megatron-LM. Gradients and messages between chunks hide, as their sources say.
-- Attention: on the H100, what cuDNN reaches forward and backward (FlashAttention-2: 335 and 322 teraFLOP/s) in figures
-  5 and 6 of arXiv 2407.08608; on the A100, of FlashAttention-2, a round number from arXiv 2307.08691, section 4.1.
+- Attention: on the H100, what cuDNN reaches forward and backward in figures 5 and 6 of arXiv 2407.08608. There
+  FlashAttention-2 reaches 335 teraFLOP/s forward; both ways 328 in the README of github.com/Dao-AILab/flash-attention
+  at 0251105a (causal, heads of 128, 16k tokens). On the A100, a round number from arXiv 2307.08691, section 4.1.
 - B200: what its products reach in bf16 is the GB200's. GB300: in bf16, the H100's.
 - H200 and H800: nothing was fitted to them; the H100's constants.
 - GB200 and GB300: two GPUs share the CPU's 900 GB/s both ways.

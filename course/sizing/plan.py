@@ -18,7 +18,6 @@ from labkit.partition import split_layers
 from labkit.shape import GPT
 from labkit.sizes import Misfit, divisors, does_not_divide, either
 
-
 MODULES = "core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"
 """What recompute="selective" can compute again, by Megatron-LM's names (``--recompute-modules``, at d98e8a64ddf3 in
 megatron/core/transformer/transformer_config.py): the core of attention; the two norms of a layer; q, k and v from their
@@ -151,7 +150,7 @@ class Plan:
         return tuple(dict.fromkeys(names))
 
     @property
-    def modules(self) -> tuple[str, ...]:
+    def modules(self) -> Sequence[str]:
         """The modules of a layer that are computed again; none if whole layers are, or nothing."""
         return (self.recompute_modules or ("core_attn",)) if self.recompute == "selective" else ()
 

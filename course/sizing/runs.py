@@ -4,9 +4,10 @@ runs.csv has a row for each run, as its source has it, and what had to be assume
 empty cell is a default of `Plan` or `GPT`. Where a source prints FLOP/s, the seconds of a step follow from them: they
 count the whole attention, all logits, and what is computed again. The seconds of D36 to D38 follow from an MFU.
 
-D39 to D41 say that they send tokens with DeepEP; of D42 to D48 nobody says how, and each expert gets a message. It
-overlaps with computing in newer software, which no dense run could tell, so no share of it is taken to be hidden. What
-their sources leave open, above all recomputation, decides as much as the constants.
+What is computed again, or goes to the CPU, is what the recipe of that time says: for Megatron-Bridge at the tag that
+the row names, for Automodel its configurations, for dgxc-benchmarking a launch.sh. D39 to D41 say that they send tokens
+with DeepEP; where nobody says how, each expert gets a message. What their sources leave open decides as much as the
+constants. D60b is one reading, too: its time for a token is almost a fifth below a line through D60a, c and d.
 """
 
 import csv
@@ -16,7 +17,7 @@ from pkgutil import get_data
 from typing import Any, NamedTuple
 
 from course.sizing.flops import flops_per_step
-from course.sizing.hardware import DGX_A100, FITTED, Hardware
+from course.sizing.hardware import DGX_A100, FITTED, Hardware, HardwareByName
 from course.sizing.plan import Plan, uneven_stages
 from course.sizing.shapes import (
     DEEPSEEK_V3,
@@ -38,7 +39,7 @@ SAME_CONSTANTS: dict[str, str] = {"A100 40GB": "A100", "H100 DeepEP": "H100", "B
 SAME_WITH_EXPERTS: dict[str, str] = dict.fromkeys(("GB200", "GB300"), "GB200 and GB300")
 SAME_WITH_EXPERTS |= dict.fromkeys(("GB200 of 2026", "GB300 of 2026"), "GB200 and GB300 of 2026")
 """Kinds of GPU whose runs are fitted together."""
-KINDS = FITTED | {"A100 in 2021": DGX_A100}
+KINDS = HardwareByName(FITTED | {"A100 in 2021": DGX_A100})
 """The hardware of each kind of GPU in the tables; the software of 2021 has constants of its own."""
 
 

@@ -179,6 +179,7 @@ _CHECKS: dict[str, Callable[[Plan], None]] = {
     "schedule": Plan.check_folds,
     "micro_batch_size": _check_batch,
     "recompute": Plan.check_recompute,
+    "zero_stage": lambda plan: plan.parallel.check_zero(),
 }
 """What is asked of a plan as soon as an axis is decided, too. Later ones have their defaults then, which fit."""
 
@@ -294,7 +295,7 @@ class Found:
         """Decide the last axis: as `_fix`, without what only others need."""
         plan = self._plan
         plan.__dict__["zero_stage"] = plan.parallel.__dict__["zero_stage"] = zero_stage
-        plan.parallel.check_zero()
+        _CHECKS["zero_stage"](plan)
 
     def _stage_layers(self, pp_size: int, num_chunks: int) -> Sequence[int] | None:
         return uneven_stages(self._fixed["model"].num_layers, pp_size * num_chunks) if self.uneven else None

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 from labkit.shape import GPT
@@ -290,3 +290,16 @@ LEFT_OUT = {
     ),
 }
 """What these counts do not have, by model."""
+_INCOMPLETE = {"Llama 4 Maverick": LLAMA_4_MAVERICK, "GPT-OSS 120B": GPT_OSS_120B, "DeepSeek-V3": DEEPSEEK_V3}
+
+
+def left_out(model: GPT) -> str | None:
+    """Return what a model has beyond its shape, as a sentence; None if nothing is known to be left out.
+
+    >>> left_out(MIXTRAL_8X22B), left_out(LLAMA_4_MAVERICK)[:58]
+    (None, 'Llama 4 Maverick has more than a plan says: attention with')
+    """
+    for name, known in _INCOMPLETE.items():
+        if model == replace(known, seq_length=model.seq_length, norm_eps=model.norm_eps):
+            return f"{name} has more than a plan says: {LEFT_OUT[name]}."
+    return None

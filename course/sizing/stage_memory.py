@@ -1,8 +1,9 @@
 """Bytes that a GPU holds: weights, gradients, optimizer states, and the activations kept for backward.
 
 Mixed precision with Adam: a parameter takes 2 bytes as a weight, 2 or 4 as a gradient, and 12 in the optimizer (a
-float32 copy and two moments; `Plan.optimizer_bytes` may say less). Source: arXiv 1910.02054, section 3.1. An activation takes 2 bytes, as in arXiv
-2205.05198, sections 4 and 5, whose formulas are those of GPT-2's form with attention scores that are kept.
+float32 copy and two moments; `Plan.optimizer_bytes` may say less). Source: arXiv 1910.02054, section 3.1. An activation
+takes 2 bytes, as in arXiv 2205.05198, sections 4 and 5, whose formulas are those of GPT-2's form with attention scores
+that are kept.
 """
 
 from collections.abc import Sequence
@@ -213,7 +214,7 @@ def stage_activation_bytes(plan: Plan, stage: int) -> float:
         total += 2 * largest
     tokens = model.seq_length / plan.cp_size * plan.micro_batch_size
     hidden = tokens * model.hidden_size / (t if divided else 1)
-    if stage == 0 and plan.dropout:  # masks of the embedding's: interleaving keeps two rounds of p micro-batches under way
+    if stage == 0 and plan.dropout:  # masks of the embedding's: chunks keep two rounds of p micro-batches under way
         rounds = 1 if plan.num_chunks == 1 else 2
         total += min(rounds * plan.pp_size, plan.num_micro_batches) * hidden
     if stage == plan.loss_rank:

@@ -9,11 +9,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from course.sizing.plan import Plan
-from course.sizing.shapes import DEEPSEEK_V3, QWEN3_30B_A3B, TODAY
+from course.sizing.shapes import DEEPSEEK_V3, GPT_OSS_120B, QWEN3_30B_A3B, TODAY, AnyGPT
 from labkit.shape import GPT
 
 _V = {"zero-bubble-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV"}
 _LLAMA: dict = TODAY | {"rotary_base": 500_000.0}
+_QWEN: dict = TODAY | {"rotary_base": 1e6, "head_size": 128, "attention_norms": 2 * 128}
 
 
 class _Config(NamedTuple):
@@ -33,7 +34,10 @@ _CONFIGS = {
     "llama3_405b": _Config(
         "llama3", GPT(126, 16384, 8192, 128256, 128, 8, 53248, **_LLAMA), scaling="llama", compiles=True, fp8=True
     ),
+    "qwen3_14b": _Config("qwen3", AnyGPT(40, 5120, 4096, 151936, 40, 8, 17408, **_QWEN), norm_eps=1e-6),
+    "qwen3_32b": _Config("qwen3", AnyGPT(64, 5120, 4096, 151936, 64, 8, 25600, **_QWEN), norm_eps=1e-6),
     "qwen3_30b_a3b": _Config("qwen3", QWEN3_30B_A3B, norm_eps=1e-6),
+    "gpt_oss_120b": _Config("gpt_oss", GPT_OSS_120B, scaling="yarn"),
     "deepseek_v3_671b": _Config("deepseek_v3", DEEPSEEK_V3, scaling="yarn", compiles=True),
 }
 

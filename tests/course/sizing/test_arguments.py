@@ -14,7 +14,16 @@ import pytest
 
 from course.sizing import Plan
 from course.sizing.arguments import Arguments, arguments
-from course.sizing.shapes import DEEPSEEK_V3, KIMI_K2, MIXTRAL_8X22B, QWEN3_30B_A3B, TODAY, query_size
+from course.sizing.shapes import (
+    DEEPSEEK_V3,
+    GPT_OSS_120B,
+    KIMI_K2,
+    MIXTRAL_8X22B,
+    QWEN3_30B_A3B,
+    TODAY,
+    AnyGPT,
+    query_size,
+)
 from labkit.shape import GPT
 from labtrain.__main__ import read_options
 from labtrain.config import TrainConfig
@@ -23,6 +32,9 @@ GPT_3 = GPT(96, 12288, 2048, 51200, 96)
 LLAMA = GPT(126, 16384, 8192, 128256, 128, 8, 53248, rotary_base=500_000.0, **TODAY)
 LLAMA_8B = replace(LLAMA, num_layers=32, hidden_size=4096, num_attention_heads=32, ffn_hidden_size=14336)
 LLAMA_70B = replace(LLAMA, num_layers=80, hidden_size=8192, num_attention_heads=64, ffn_hidden_size=28672)
+QWEN3_32B = AnyGPT(
+    64, 5120, 4096, 151936, 64, 8, 25600, head_size=128, attention_norms=256, rotary_base=1e6, **TODAY
+)  # fmt: skip
 FUSED = dict(fused_attention=True, recompute="none")
 GATHERED = dict(context_parallel="all_gather", **FUSED)
 FOLDED = dict(schedule="zero-bubble-v", precision="fp8", **FUSED)
@@ -42,6 +54,8 @@ PLANS = {
     "heads": Plan(QWEN3_30B_A3B, 16, 64, ep_size=8, zero_stage=2, fused_attention=True),
     "late": Plan(replace(QWEN3_30B_A3B, num_dense_layers=3, num_shared_experts=1, top_k=1), 16, 64, 2, **FUSED),
     "latent": Plan(DEEPSEEK_V3, 2048, 15360, pp_size=16, **LATENT),
+    "oss": Plan(GPT_OSS_120B, 64, 1280, ep_size=8, fused_experts=True, **FUSED),
+    "qwen": Plan(QWEN3_32B, 64, 64, 8, sequence_parallel=True, zero_stage=2, **FUSED),
     "window": Plan(replace(QWEN3_30B_A3B, window=128, full_attention_freq=2), 64, 64, ep_size=16, **FUSED),
     "modules": Plan(DEEPSEEK_V3, 2048, 15360, pp_size=16, **LATENT | MODULES),
     "offloaded": Plan(LLAMA_70B, 64, 128, zero_stage=2, offload_layers=20, **FUSED),
@@ -74,6 +88,9 @@ def test_labkit_reads_ours(plan, monkeypatch):
     """Its config has the same layout, schedule and shape, as far as nothing is said to be missing."""
     said = arguments(plan, "labkit")
     config = parse_as_labkit(said.words, monkeypatch)
+    if any(each.startswith("It refuses this h and a") for each in said.missing):
+        assert plan is PLANS["oss"] and "a head has 45" in config
+        return
     assert isinstance(config, TrainConfig), config
     layout = config.layout(plan.world_size)
     assert [layout.groups(axis) for axis in ("dp", "pp")] == [plan.layout.groups(axis) for axis in ("dp", "pp")]
@@ -105,7 +122,7 @@ def parser_of(framework):
             parser.add_argument(name, **options, dest=name)
     if framework == "torchtitan":
         configs = {row["config"] for row in TABLES[framework]} - {""}
-        parser.add_argument("--module", choices=["llama3", "qwen3", "deepseek_v3"])
+        parser.add_argument("--module", choices=["llama3", "qwen3", "deepseek_v3", "gpt_oss"])
         parser.add_argument("--config", choices=sorted(configs))
     return parser
 
@@ -311,7 +328,8 @@ def test_plain_attention_in_place_of_latents_is_found():
     """The walk sees what is written for another model, and what is not written."""
     plan = PLANS["latent"]
     options, missing = (arguments(plan, "megatron-lm")[i] for i in (1, 2))
-    plain = {name: value for name, value in options.items() if name not in ("--multi-latent-attention", "--kv-lora-rank")}
+    of_latents = "--multi-latent-attention", "--kv-lora-rank"
+    plain = {name: value for name, value in options.items() if name not in of_latents}
     said = Arguments("", plain | {"--kv-channels": 160}, missing[:2])  # the first sentences are of other things
     found = " ".join(strangers(plan, "megatron-lm", said))
     assert "--kv-channels: a plan means none, it does 160" in found
@@ -349,6 +367,18 @@ def test_what_cannot_be_said_is_said():
     assert "need sequence parallelism" not in missing("experts", "megatron-lm")
     assert "to 51,200 words" in missing("odd words", "megatron-lm")
     assert "It pads" not in missing("padded", "megatron-lm")
+
+
+@pytest.mark.parametrize("framework", ["megatron-lm", "torchtitan", "labkit"])
+def test_what_a_plan_does_not_know_of_a_model_is_said(framework):
+    named = {name: arguments(PLANS[name], framework).missing[-1] for name in ("oss", "latent", "qwen")}
+    assert named["oss"].startswith("GPT-OSS 120B has more than a plan says: the biases in attention")
+    assert "predicts the token after next" in named["latent"] and "has more" not in named["qwen"]
+
+
+def test_torchtitan_has_configurations_of_this_year():
+    said = [arguments(PLANS[name], "torchtitan").options["--config"] for name in ("oss", "qwen", "latent", "heads")]
+    assert said == ["gpt_oss_120b", "qwen3_32b", "deepseek_v3_671b", "qwen3_30b_a3b"]
 
 
 def test_a_run_of_llama_3_in_the_words_of_each():

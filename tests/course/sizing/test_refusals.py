@@ -37,7 +37,8 @@ def simulated(*rows, p=1, m=1):
 
 
 CALLED = (
-    LatentAttention, LinearCut, ParallelLayout, Routed, checkpoint_interval, drawn_logits, fitted_constants, gpipe, lost, on_a_ring,
+    LatentAttention, LinearCut,
+    ParallelLayout, Routed, checkpoint_interval, drawn_logits, fitted_constants, gpipe, lost, on_a_ring,
     replace, route, rows_of, sharded_memory, simulated,
 )  # fmt: skip
 KNOWN = vars(sizing) | {each.__name__: each for each in CALLED}

@@ -210,7 +210,7 @@ def test_what_context_parallelism_brings_is_near_what_was_published(run):
     """
     thousands, plan = run.plan.model.seq_length // 1024, run.plan
     options = dict(fused_attention=True, fused_mlp=True, sequence_parallel=True, gradient_bytes=2, precision="fp8")
-    options |= dict(micro_batch_size=1, zero_stage=1, schedule=None, dropout=False, memory_share=0.85, tp_size=(1, 2, 4, 8, 16))
-    options |= dict(recompute="full" if thousands >= 128 else "none")
+    options |= dict(micro_batch_size=1, zero_stage=1, schedule=None, dropout=False, memory_share=0.85)
+    options |= dict(tp_size=(1, 2, 4, 8, 16), recompute="full" if thousands >= 128 else "none")
     found = search(plan.model, plan.world_size, plan.batch_size, run.hardware, cp_size=1, **options)
     assert found.best.seconds / run.estimate == pytest.approx(WITHOUT_CONTEXT[thousands], rel=0.08)

@@ -27,6 +27,7 @@ from course.sizing.layer_seconds import (
     HEADS,
     LOSS,
     SCORES,
+    attention_rate,
     context_seconds,
     core_seconds,
     layer_seconds,
@@ -492,7 +493,8 @@ def test_modules_send_their_messages_again_and_take_less_than_whole_layers(has_e
     hardware = replace(FITTED["H100"], hidden=Hidden())
     plan = Plan(LATENT, 4, 8, 2, recompute="none", fused_attention=True, ep_size=2, expert_tp_size=1)
     some = replace(plan, recompute="selective", recompute_modules=ALL_MODULES)
-    none, part, full = (layer_seconds(each, hardware, has_experts) for each in (plan, some, replace(plan, recompute="full")))
+    ways = plan, some, replace(plan, recompute="full")
+    none, part, full = (layer_seconds(each, hardware, has_experts) for each in ways)
     assert none["tensor_parallel"] < part["tensor_parallel"] < full["tensor_parallel"]
     assert all(none[name] <= part[name] <= full[name] for name in none)
     parts_of_it = replace(some, recompute_modules=(*ALL_MODULES, "moe_act", "shared_experts"))
@@ -514,6 +516,18 @@ def test_smaller_moments_move_fewer_bytes():
     plan = Plan(GPT_3, 8, 8)
     seconds = [step_time(replace(plan, optimizer_bytes=size), DGX_A100).optimizer for size in (12, 8, 4)]
     assert seconds == pytest.approx([seconds[0] * bytes_moved / ADAM for bytes_moved in (34, 26, 18)])
+
+
+# -- published rates of kernels --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("tokens", "teraflops"), [(2048, 265), (4096, 294), (8192, 308), (16384, 328)])
+def test_flash_attention_2_reaches_its_published_rate_on_an_h100(tokens, teraflops):
+    """Forward and backward, causal, heads of 128. Source: README of github.com/Dao-AILab/flash-attention at 0251105a,
+    assets/flash2_h100_fwd_bwd_benchmark.png."""
+    plan = Plan(GPT(1, 2048, tokens, 64, 16), 1, 1, recompute="none", fused_attention=True)
+    rate = attention_rate(plan, FITTED["H100 FlashAttention-2"], tokens)
+    assert rate / 1e12 == pytest.approx(teraflops, rel=0.08)
 
 
 # -- numbers of a run of GPT-3 ---------------------------------------------------------------------------------------
