@@ -374,21 +374,22 @@ def test_a_parameter_that_is_used_outside_its_unit_is_named(on_ranks, world_size
         on_ranks(used_elsewhere, form, world_size=world_size)
 
 
-class Returned(Elsewhere):
-    """A unit gives one of its parameters away."""
+class Returned(Blocks):
+    """A unit gives one of its parameters away, beside what it computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks[0].forward = lambda x: (x, self.blocks[0].up.weight.T)
 
     def forward(self, x):
-        weight = self.blocks[0](x)
+        x, weight = self.blocks[0](x)
         return self.last(x) @ weight
 
 
 def returned():
-    module = Returned()
-    module.blocks[0].forward = lambda x: module.blocks[0].up.weight.T
     with pytest.raises(ValueError, match=r"unit blocks\.0 returns one of its own parameters, which is freed now"):
-        shard(module)(torch.ones(ROWS, WIDTH))
+        shard(Returned())(torch.ones(ROWS, WIDTH))
     module = Returned()
-    module.blocks[0].forward = lambda x: module.blocks[0].up.weight.T
     loss_of(shard(module, reshard_after_forward=False)(torch.ones(ROWS, WIDTH))).backward()
     assert module.blocks[0].up.weight.grad is not None
 
