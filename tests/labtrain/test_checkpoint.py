@@ -188,6 +188,18 @@ def test_tensors_are_stored_whole_and_by_name(on_ranks, tmp_path):
     assert sizes["optimizer.layers.0.mlp.down.weight.exp_avg"] == (16, 64)
 
 
+def read_for_sums(config):
+    """The files that this rank reads when it saves."""
+    with patch.object(checkpoint, "_checksum", wraps=checkpoint._checksum) as checksum:
+        one_step(config)
+    return [call.args[0].name for call in checksum.call_args_list]
+
+
+def test_each_rank_sums_its_own_files(on_ranks, tmp_path):
+    files = on_ranks(read_for_sums, saves_in(tmp_path, tp_size=2))
+    assert files == [["__0_0.distcp", ".metadata"], ["__1_0.distcp"]]
+
+
 # -- killed in the middle of a save ------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from labkit.parallel_config import V_SHAPED
 from labtrain import TrainConfig, Trainer
 from labtrain.build import build
 from labtrain.estimate import estimate, what_a_rank_holds
+from labtrain.memory_estimate import gib
 from tests.labtrain.tiny import MOE, TINY, TODAY
 
 SMALL = replace(TINY, batch_size=4, micro_batch_size=1, precision="float32")
@@ -137,6 +138,10 @@ def test_real_ranks_have_as_many_experts(on_ranks, options):
     config = replace(MOE, num_shared_experts=1, ep_size=2, **options)
     for pp_rank, num_parameters, _ in on_ranks(held_by_real_ranks, config, world_size=4):
         assert what_a_rank_holds(config, 4, pp_rank)[0] == num_parameters
+
+
+def test_up_to_a_quarter_of_a_gib_memory_is_said_in_mib():
+    assert [gib(2**28), gib(2**28 + 1)] == ["256.0 MiB", "0.3 GiB"]
 
 
 def test_the_lines(capsys, monkeypatch):

@@ -5,6 +5,7 @@ import re
 import signal
 import sys
 from dataclasses import replace
+from unittest.mock import MagicMock
 
 import pytest
 import torch.distributed as dist
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from labkit.launch import launch
 from labtrain import steps, train
 from labtrain.checkpoint import InBackground, newest
+from labtrain.exit_signal import ExitSignal
 from tests.labtrain.processes import SIX, finish, start
 from tests.labtrain.tiny import TINY, numbers
 from tests.support.sweep import IS_SWEEP
@@ -45,6 +47,16 @@ def test_a_run_ends_when_its_time_is_up(tmp_path):
     [done] = launch(train, config, world_size=1)
     assert done[-1].exit_reason == "0.01 minutes"
     assert (tmp_path / f"step_{len(done):08d}").is_dir()
+
+
+def test_a_minute_has_sixty_seconds(monkeypatch):
+    clock = MagicMock()
+    monkeypatch.setattr("labtrain.exit_signal.time", clock)
+    clock.monotonic.return_value = 0.0
+    with ExitSignal(2) as early:
+        for seconds, reason in ((119, ""), (121, "2 minutes")):
+            clock.monotonic.return_value = seconds
+            assert early.reason == reason
 
 
 def told_while_it_saves(config):
