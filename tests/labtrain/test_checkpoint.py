@@ -25,7 +25,7 @@ from torch.distributed.checkpoint import filesystem, state_dict_saver
 from course.stream import stream
 from labkit.launch import RankFailed, World, launch, linux
 from labtrain import checkpoint, export, steps, train, training
-from labtrain.checkpoint_tensors import SlicedTensor, tensors_of
+from labtrain.checkpoint_tensors import SlicedTensor
 from tests.labtrain.tiny import TINY, TODAY, numbers
 
 SEVEN_STEPS = replace(TINY, steps=7, eval_interval=4)
@@ -562,15 +562,16 @@ def test_a_slow_disk_is_not_a_deadlock(tmp_path):
     assert launch(train_with_a_slow_disk, config, world_size=2) == [1, 1]
 
 
-def bytes_to_save(config):
-    """On a rank: how many bytes it copies for a save in the background, and how many its tensors have."""
-    with training(config) as trainer:
-        trainer.step()
-        pairs = [(tensors_of(trainer._state, to_save=True)), tensors_of(trainer._state)]
-        return [sum(slices_bytes(tensor) for name, tensor in each if not name.endswith(".step")) for each in pairs]
+def bytes_saved(config):
+    """On a rank: how many bytes it gives to a save."""
+    name = "async_save" if config.async_save else "save"
+    with patch.object(state_dict_saver, name, wraps=getattr(state_dict_saver, name)) as save:
+        one_step(config)
+    tensors = save.call_args.args[0]
+    return sum(bytes_of(tensor) for name, tensor in tensors.items() if not name.endswith(".step"))
 
 
-def slices_bytes(tensor):
+def bytes_of(tensor):
     return sum(each.nbytes for each in tensor.slices.values()) if isinstance(tensor, SlicedTensor) else tensor.nbytes
 
 
@@ -585,14 +586,15 @@ def slices_bytes(tensor):
     ],
     ids=str,
 )
-def test_ranks_with_the_same_numbers_save_them_once(on_ranks, world_size, options):
+def test_ranks_with_the_same_numbers_save_them_once(on_ranks, tmp_path, world_size, options):
     """Replicas of stage 0 and of hybrid sharding, tensor ranks' norms, and the tied embedding of two stages."""
-    config = replace(TINY, steps=1, **options)
-    whole = on_ranks(bytes_to_save, replace(TINY, steps=1), world_size=1)[0][1]
-    per_rank = on_ranks(bytes_to_save, config, world_size=world_size)
-    assert sum(saved for saved, _ in per_rank) == whole
+    config = replace(TINY, steps=1)
+    [whole] = on_ranks(bytes_saved, saves_in(tmp_path / "whole", config), world_size=1)
+    saving = saves_in(tmp_path / "shared", config, async_save=world_size == 4, **options)
+    per_rank = on_ranks(bytes_saved, saving, world_size=world_size)
+    assert sum(per_rank) == whole
     if options == {}:  # four replicas share the work
-        assert all(whole / 10 < saved < whole / 2 for saved, _ in per_rank)
+        assert all(whole / 10 < saved < whole / 2 for saved in per_rank)
 
 
 # -- of older versions -------------------------------------------------------------------------------------------------
