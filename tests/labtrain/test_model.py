@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from course.communication import communication_log
+from course.measure.saved import saved_for_backward
 from labkit.data_parallel.replicas import materialize
 from labkit.groups import group_of_one, init_groups, local_device
 from labkit.layout import ParallelLayout
@@ -217,7 +218,7 @@ def test_evaluation_drops_nothing():
     assert loss_of([model.eval()], *tokens()) == loss_of([without], *tokens())
 
 
-# -- what it sends ---------------------------------------------------------------------------------
+# -- what it sends, what it keeps ---------------------------------------------------------------------------------
 
 
 def test_a_step_sends_what_the_formula_says(on_ranks):
@@ -238,6 +239,18 @@ def test_a_step_sends_what_the_formula_says(on_ranks):
     assert forward == [activations] * (2 * SHAPE.num_layers + 1)
     assert backward == [activations] * (2 * SHAPE.num_layers + 1)
     assert of_loss == [("all_reduce", 8 * tokens()[0].numel()), ("all_reduce", 3 * 8 * tokens()[0].numel())]
+
+
+def test_recomputation_keeps_only_the_inputs_of_layers():
+    kept = []
+    for recompute in ("full", "none"):
+        [model] = stages_of(group_of_one(), recompute=recompute)
+        with saved_for_backward(model.parameters()) as saved:
+            loss_of([model], *tokens())
+        kept.append(saved.total_bytes())
+    hidden = 8 * tokens()[0].numel() * SHAPE.hidden_size
+    around = 4 * hidden  # the final norm's input, output and statistics; the loss's softmax; none larger than hidden
+    assert kept[0] <= SHAPE.num_layers * hidden + around < SHAPE.num_layers * 10 * hidden < kept[1]
 
 
 @pytest.mark.parametrize("size", [3, 1 << 20, (1 << 20) + 15, (1 << 20) + 16, (2 << 20) + 5])
