@@ -13,7 +13,8 @@ import torch
 from labkit.data_parallel import DataParallel
 from labtrain import train
 from labtrain.build import build, make_models
-from tests.labtrain.tiny import TINY, numbers
+from tests.labtrain.layouts import compare
+from tests.labtrain.tiny import SHORT, numbers
 
 README = Path(__file__).resolve().parents[2] / "labtrain" / "README.md"
 
@@ -32,35 +33,25 @@ def skipping_layer_1(config, schedule, groups):
     return models
 
 
-OF_ONES_OWN = {
-    "optimizer": dict(make_optimizer=momentum),
-    "model": dict(make_models=skipping_layer_1),
-}
-
-
-@pytest.mark.parametrize("parts", OF_ONES_OWN.values(), ids=OF_ONES_OWN)
-def test_one_process_and_every_layout_agree(on_ranks, parts):
-    own_build = partial(build, **parts)
-    (alone,) = on_ranks(train, TINY, own_build, world_size=1)
-    (usual,) = on_ranks(train, TINY, world_size=1)
-    assert numbers(alone) != pytest.approx(numbers(usual), rel=1e-3)  # the part is in use
-    for options in (dict(tp_size=2, pp_size=2), dict(zero_stage=1), dict(zero_stage=3, pp_size=2)):
-        for steps in on_ranks(train, replace(TINY, **options), own_build, world_size=4):
-            assert numbers(steps) == pytest.approx(numbers(alone), rel=1e-10, abs=0), options
-
-
 def wrap_whole_replicas(config, model, groups):
     return DataParallel(model, groups.dp_cp)
 
 
-@pytest.mark.parametrize("pp_size", [1, 2])
-def test_a_wrapper_without_shards_sends_once_a_step(on_ranks, pp_size):
+OF_ONES_OWN = partial(build, make_optimizer=momentum, make_models=skipping_layer_1)
+
+
+def test_one_process_and_every_layout_agree(on_ranks):
+    for part in (dict(make_optimizer=momentum), dict(make_models=skipping_layer_1)):  # which are in use
+        (usual,), (unlike,) = (on_ranks(train, SHORT, partial(build, **each), world_size=1) for each in ({}, part))
+        assert numbers(unlike) != pytest.approx(numbers(usual), rel=1e-3)
+    layouts = (dict(tp_size=2, pp_size=2), dict(zero_stage=1), dict(zero_stage=3, pp_size=2))
+    compare(on_ranks, [(4, replace(SHORT, **options)) for options in layouts], OF_ONES_OWN)
+
+
+def test_a_wrapper_without_shards_sends_once_a_step(on_ranks):
     """The pipeline lets chunks reduce after each micro-batch, which only shards can: whole replicas would add twice."""
-    own_build = partial(build, wrap=wrap_whole_replicas)
-    config = replace(TINY, pp_size=pp_size, micro_batch_size=1)
-    alone = on_ranks(train, TINY, world_size=1)[0]
-    for steps in on_ranks(train, replace(config, zero_stage=2), own_build, world_size=4):
-        assert numbers(steps) == pytest.approx(numbers(alone), rel=1e-10, abs=0)
+    runs = [(4, replace(SHORT, pp_size=pp_size, micro_batch_size=1, zero_stage=2)) for pp_size in (1, 2)]
+    compare(on_ranks, runs, partial(build, wrap=wrap_whole_replicas))
 
 
 def test_the_example_of_the_readme_runs():

@@ -6,8 +6,8 @@ import platform
 import re
 import socket
 import sys
-import types
 from dataclasses import asdict, replace
+from unittest.mock import MagicMock, call
 
 import pytest
 import torch
@@ -132,39 +132,21 @@ def test_a_step_that_is_computed_again_stands_once_in_the_metrics(tmp_path, cont
     assert json.loads(last)["step"] == steps_done + 1
 
 
-class Writer:
-    """In the place of TensorBoard's, which is not installed here."""
-
-    def __init__(self, folder, purge_step=None):
-        self.folder, self.purge_step, self.added = folder, purge_step, []
-
-    def add_scalar(self, name, value, number):
-        self.added.append((name, value, number))
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.added.append("closed")
-
-
 def test_tensorboard_gets_the_numbers_of_each_step(monkeypatch, tmp_path):
-    writers = []
-    module = types.SimpleNamespace(
-        SummaryWriter=lambda *args, **options: writers.append(Writer(*args, **options)) or writers[-1]
-    )
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    """It is not installed here. It hides the steps of a resumed run that come again."""
+    tensorboard = MagicMock()
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", tensorboard)
     config = replace(TINY, tensorboard=str(tmp_path), checkpoint_dir=str(tmp_path))
     with world(), progress_bar(config, 0) as show:
         show(Step(1, 2.9, 1.0, 0.1, 2.0, 64.0))
     with world(), progress_bar(replace(config, resume=True), 3):
         pass
-    writer, resumed = writers
-    assert writer.folder == resumed.folder == str(tmp_path)
-    assert (writer.purge_step, resumed.purge_step) == (None, 4)  # TensorBoard hides the steps that come again
-    assert ("loss", 2.9, 1) in writer.added and ("grad_norm", 1.0, 1) in writer.added
-    assert not [each for each in writer.added if each[0] == "evaluation_loss"]  # there was none
-    assert writer.added[-1] == "closed"
+    made = tensorboard.SummaryWriter
+    assert made.call_args_list == [call(str(tmp_path), purge_step=None), call(str(tmp_path), purge_step=4)]
+    added = [each.args for each in made.mock_calls if each[0].endswith("add_scalar")]
+    assert ("loss", 2.9, 1) in added and ("grad_norm", 1.0, 1) in added
+    assert "evaluation_loss" not in {name for name, *_ in added}  # there was none
+    assert [each[0] for each in made.mock_calls if each[0].endswith("__exit__")] == ["().__exit__"] * 2
 
 
 def test_tensorboard_is_asked_for_but_not_installed(monkeypatch, tmp_path):

@@ -1,8 +1,8 @@
 """Text with a known floor: the floor is what word counts and a perfect reader say, and samples stand on their own."""
 
+import io
 import json
 import os
-import re
 import resource
 from collections import Counter
 from contextlib import nullcontext
@@ -11,6 +11,8 @@ from itertools import permutations
 import numpy as np
 import pytest
 import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from labtrain.data import EVALUATION_SAMPLES, LETTERS, InventedText, TokenFile, find_tokenizer, shuffled
 
@@ -29,32 +31,6 @@ def test_the_floor_is_the_entropy_of_counted_words():
     shares = np.array(list(Counter(words).values())) / len(words)
     entropy, mean_length = -(shares @ np.log(shares)), sum(len(word) + 1 for word in words) / len(words)
     assert entropy / mean_length == pytest.approx(TEXT.floor_nats, rel=0.01)
-
-
-def chance_of_next_letter(begun, letter):
-    """What a reader who knows all words and how frequent they are says after the letters of a begun word."""
-    fits = [frequency for word, frequency in zip(TEXT.words, TEXT.frequency) if f"{word} ".startswith(begun)]
-    goes_on = [
-        frequency for word, frequency in zip(TEXT.words, TEXT.frequency) if f"{word} ".startswith(begun + letter)
-    ]
-    return sum(goes_on) / sum(fits)
-
-
-def test_only_a_reader_who_knows_the_words_reaches_the_floor():
-    known = {}
-    losses = []
-    for number in range(20):
-        _, _, text = TEXT.decode(TEXT.sample(number, 2000)).partition(" ")  # from the first whole word on
-        begun = ""
-        for letter in text:
-            if (begun, letter) not in known:
-                known[begun, letter] = chance_of_next_letter(begun, letter)
-            losses.append(-np.log(known[begun, letter]))
-            begun = "" if letter == " " else begun + letter
-    assert np.mean(losses) == pytest.approx(TEXT.floor_nats, rel=0.02)
-    counts = np.array(list(Counter("".join(word + " " for word in whole_words(20))).values()))
-    only_letters = -(counts / counts.sum()) @ np.log(counts / counts.sum())
-    assert only_letters > 2 * TEXT.floor_nats  # a reader who knows only how frequent letters are
 
 
 def test_words_are_as_frequent_as_said():
@@ -76,62 +52,50 @@ def test_a_sample_starts_at_any_place_of_the_text():
 
 
 def test_a_sample_depends_on_its_number_alone():
-    first = [TEXT.sample(number, 50) for number in range(6)]
-    again = [InventedText(seed=1).sample(number, 50) for number in reversed(range(6))]
-    assert all(np.array_equal(a, b) for a, b in zip(first, reversed(again)))
-    assert len({tuple(sample) for sample in first}) == 6
-    assert not np.array_equal(InventedText(seed=2).sample(0, 50), first[0])
-    assert InventedText(seed=2).words != TEXT.words
+    first, second, again = (TEXT.sample(number, 50) for number in (0, 1, 0))
+    assert np.array_equal(first, again) and not np.array_equal(first, second)
+    assert np.array_equal(InventedText(seed=1).sample(1, 50), second)
+    other = InventedText(seed=2)
+    assert other.words != TEXT.words and not np.array_equal(other.sample(0, 50), first)
 
 
-@pytest.mark.parametrize("num_words", [2, 64, 500])
-def test_samples_have_the_length_asked_for(num_words):
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(num_words=st.integers(2, 500), number=st.integers(0, 10**9), num_tokens=st.integers(1, 200))
+def test_samples_have_the_length_asked_for(num_words, number, num_tokens):
     text = InventedText(num_words, seed=3)
-    for num_tokens in [*range(1, 12), 100]:
-        for number in range(30):
-            sample = text.sample(number, num_tokens)
-            assert sample.shape == (num_tokens,)
-            assert sample.min() >= 0
-            assert sample.max() < text.vocab_size
-
-
-def test_fewer_than_two_words_are_refused():
-    with pytest.raises(ValueError, match=r"num_words=1 leaves nothing to predict: use at least 2"):
-        InventedText(num_words=1)
+    sample = text.sample(number, num_tokens)
+    assert sample.shape == (num_tokens,)
+    assert 0 <= sample.min() <= sample.max() < text.vocab_size
 
 
 def test_any_file(tmp_path):
     path = tmp_path / "some.txt"
-    content = "Wie schön, déjà vu!" * 3
-    path.write_text(content, encoding="utf-8")
+    content = ("Wie schön, déjà vu!" * 3).encode()
+    path.write_bytes(content)
     text = TokenFile(path, seed=1)
-    size = len(content.encode())
-    for number in range(50):
-        sample = text.sample(number, 10)
-        assert sample.dtype == np.int64
-        assert bytes(sample.tolist()) in content.encode()
-        assert np.array_equal(sample, TokenFile(str(path), seed=1).sample(number, 10))
-    assert len({bytes(text.sample(number, 10).tolist()) for number in range(50)}) > 10
-    halves = [text.sample(number, size // 2) for number in (0, EVALUATION_SAMPLES)]
-    assert bytes(np.concatenate(halves).tolist()) == content.encode()  # all of it, each half from its only place
-    assert text.vocab_size == 256
-    assert text.floor_nats is None
+    samples = [text.sample(number, 10) for number in range(50)]
+    assert all(sample.dtype == np.int64 and bytes(sample.tolist()) in content for sample in samples)
+    assert np.array_equal(samples[7], TokenFile(str(path), seed=1).sample(7, 10))
+    halves = [text.sample(number, len(content) // 2) for number in (0, EVALUATION_SAMPLES)]
+    assert bytes(np.concatenate(halves).tolist()) == content  # all of it, each half from its only place
+    assert (text.vocab_size, text.floor_nats) == (256, None)
 
 
 def test_what_is_not_a_file_is_refused(tmp_path):
     """Every rank reads it for itself, so a pipe would be empty for all but the first, and a device may never end."""
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    for path in (tmp_path, pipe, "/dev/zero"):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe", "/dev/zero"):
         with pytest.raises(ValueError, match=f"the text {path} is a folder, a pipe or a device: name a file"):
             TokenFile(path)
 
 
-@pytest.mark.parametrize("size", [8, 12, 13, 27, 300])
-def test_an_epoch_predicts_each_token_once(tmp_path, size):
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(size=st.integers(8, 300), seed=st.integers(0, 9))
+def test_an_epoch_predicts_each_token_once(tmp_path_factory, size, seed):
     """But for what is left over at its ends, which is less than a window; and each epoch in an order of its own."""
-    np.save(tmp_path / "numbers.npy", np.arange(size))
-    text = TokenFile(tmp_path / "numbers.npy", seed=3, bits=None, vocab_size=size)
+    path = tmp_path_factory.mktemp("file") / "numbers.npy"
+    np.save(path, np.arange(size))
+    text = TokenFile(path, seed=seed, bits=None, vocab_size=size)
     num_trained = size - max(4, size // 10)
     num_windows = (num_trained - 1) // 3
     orders, seen = set(), set()
@@ -201,20 +165,25 @@ def test_tokens_are_those_of_the_array(tmp_path, suffix, bits, dtype):
         assert set(np.concatenate(samples)) == set(part)
 
 
+def saved(array):
+    """The bytes of an .npy."""
+    np.save(file := io.BytesIO(), array, allow_pickle=True)
+    return file.getvalue()
+
+
 def test_a_token_outside_of_the_vocabulary_is_named(tmp_path):
     path = tmp_path / "tokens.bin"
     np.array([*range(37), 50257, *range(38, 100)], np.uint16).tofile(path)
-    read, way_out = "read as 16 bits, and vocab_size=50257", "give the vocab_size and token_bits with which the file"
-    with pytest.raises(ValueError, match=re.escape(f"token 37 of {path} is 50257, {read}: {way_out} was made")):
+    said = "tokens.bin is 50257, read as 16 bits, and vocab_size=50257: give the vocab_size and token_bits with which"
+    with pytest.raises(ValueError, match=f"token 37 of .*{said}"):
         [TokenFile(path, bits=16, vocab_size=50257).sample(number, 30) for number in range(100)]
     TokenFile(path, bits=16, vocab_size=50258).sample(0, 30)
-    np.save(tmp_path / "tokens.npy", np.full(100, -1))
-    with pytest.raises(ValueError, match=r"npy is -1, read as 64 bits, and vocab_size=9: "):
-        TokenFile(tmp_path / "tokens.npy", bits=16, vocab_size=9).sample(0, 30)
+    path.write_bytes(saved(np.full(100, -1)))
+    with pytest.raises(ValueError, match="bin is -1, read as 64 bits, and vocab_size=9: "):
+        TokenFile(path, bits=16, vocab_size=9).sample(0, 30)
 
 
 IDS = np.random.default_rng(0).zipf(1.3, 20_000) % 50_257
-SWAPPED = "numbers, so save them little-endian, or as an .npy, which states the order"
 
 
 @pytest.mark.parametrize(
@@ -226,23 +195,20 @@ SWAPPED = "numbers, so save them little-endian, or as an .npy, which states the 
         ("<i8", 50_257, "read as 16-bit numbers, is 0 in every second place: .*, so give token_bits=64"),
         ("<i8", 128_256, "read as 32-bit numbers, is 0 in every second place: .*, so give token_bits=64"),
         ("<u2", 128_256, "read as 32 bits, and vocab_size=128256: .* as 16-bit numbers, so give token_bits=16"),
-        (">u2", 50_257, f"read as 16 bits, and vocab_size=50257: its bytes make sense as big-endian 16-bit {SWAPPED}"),
-        (">i4", 50_257, f"is 0 in every second place: its bytes make sense as big-endian 32-bit {SWAPPED}"),
-        (">i4", 128_256, f"read as 32 bits, .*: its bytes make sense as big-endian 32-bit {SWAPPED}"),
-        (">i8", 50_257, f"is 0 in every second place: its bytes make sense as big-endian 64-bit {SWAPPED}"),
+        (">u2", 50_257, "read as 16 bits, and vocab_size=50257: its bytes make sense as big-endian 16-bit numbers"),
+        (">i4", 50_257, "make sense as big-endian 32-bit numbers, so save them little-endian, or as an .npy, which st"),
+        (">i8", 50_257, "is 0 in every second place: its bytes make sense as big-endian 64-bit numbers"),
     ],
 )
 def test_a_file_of_another_width_or_order_is_refused(tmp_path, dtype, vocab_size, says):
     """Unless one says how wide its numbers are, or it does: an .npy under any name."""
     path = tmp_path / "ids.bin"
-    IDS.astype(dtype).tofile(path)
-    with pytest.raises(ValueError, match=f"ids.bin.* {says}") if says else nullcontext():
-        TokenFile(path, bits=None, vocab_size=vocab_size)
-    if dtype[0] == "<":
-        assert TokenFile(path, bits=8 * int(dtype[2]), vocab_size=vocab_size).check() == len(IDS)
-    np.concatenate([np.zeros(100_000), IDS]).astype(dtype).tofile(path)  # zeros at first tell nothing
-    with pytest.raises(ValueError, match=f"ids.bin.* {says}") if says else nullcontext():
-        TokenFile(path, bits=None, vocab_size=vocab_size)
+    for zeros in (0, 100_000):  # which at first tell nothing
+        np.concatenate([np.zeros(zeros), IDS]).astype(dtype).tofile(path)
+        with pytest.raises(ValueError, match=f"ids.bin.* {says}") if says else nullcontext():
+            TokenFile(path, bits=None, vocab_size=vocab_size)
+        if dtype[0] == "<":
+            assert TokenFile(path, bits=8 * int(dtype[2]), vocab_size=vocab_size).check() == zeros + len(IDS)
     with open(path, "wb") as file:
         np.save(file, IDS.astype(dtype))
     assert TokenFile(path, bits=None, vocab_size=vocab_size).check() == len(IDS)
@@ -252,10 +218,8 @@ def test_a_file_of_another_width_or_order_is_refused(tmp_path, dtype, vocab_size
     np.zeros(1000),
     np.arange(1000) % 2 * (np.arange(1000) < 30),  # 0 in every second place, but not often enough to be sure
     np.where(np.arange(1000) == 100, 3, np.arange(1000) % 2),  # once not 0
-    (np.random.default_rng(0).random(1000) < 0.01) * 7,
-    np.concatenate([np.zeros(1_000_000), IDS]),
     np.concatenate([IDS, np.zeros(1_000_000)]),
-], ids=range(6))  # fmt: skip
+], ids=range(4))  # fmt: skip
 def test_a_file_of_many_zeros_is_read(tmp_path, ids):
     ids.astype("<u2").tofile(tmp_path / "ids.bin")
     assert TokenFile(tmp_path / "ids.bin", bits=None, vocab_size=50_257).check() == len(ids)
@@ -283,33 +247,31 @@ def test_all_of_a_file_is_checked_in_parts(tmp_path):
         assert faults == [(3 * place // len(ids), f"token {place}")]
 
 
-def test_what_is_not_an_array_of_tokens_is_refused(tmp_path):
-    for content, message in (
-        (np.ones(4), "holds float64 of shape (4,): save whole numbers in one dimension"),
-        (np.ones((4, 4), int), "holds int64 of shape (4, 4): save whole numbers in one dimension"),
-    ):
-        np.save(tmp_path / "tokens.npy", content)
-        with pytest.raises(ValueError, match=re.escape(message)):
-            TokenFile(tmp_path / "tokens.npy", bits=16)
-    np.save(tmp_path / "tokens.npy", np.arange(100))
-    whole = (tmp_path / "tokens.npy").read_bytes()
-    np.save(tmp_path / "objects.npy", np.array([1, "a"], object), allow_pickle=True)
-    objects = (tmp_path / "objects.npy").read_bytes()
-    for content, message in (
-        (whole[:500], r"cannot be read as an .npy \(mmap length is greater than file size\): if it was cut, copy it"),
-        (whole[:50], r"cannot be read as an .npy \(EOF: reading array header"),
-        (objects, "cannot be read as an .npy .*objects.*, otherwise save whole numbers in one dimension"),
-        (b"12345678", "does not begin as an .npy does: save it with numpy.save, or do not call it .npy"),
-    ):
-        (tmp_path / "tokens.npy").write_bytes(content)
-        with pytest.raises(ValueError, match=f"the token file {tmp_path}/tokens.npy {message}"):
-            TokenFile(tmp_path / "tokens.npy", bits=None)
-    (tmp_path / "odd").write_bytes(b"12345")
-    with pytest.raises(ValueError, match="odd has 5 bytes, which is not whole 16-bit numbers: use token_bits"):
-        TokenFile(tmp_path / "odd", bits=16)
-    (tmp_path / "empty").touch()
-    with pytest.raises(ValueError, match=r"empty has 0 tokens, but a sample takes 4, and one more is kept for eval"):
-        TokenFile(tmp_path / "empty", bits=16).sample(0, 4)
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.npy", saved(np.ones(4)), r"holds float64 of shape \(4,\): save whole numbers in one dimension"),
+        ("x.npy", saved(np.ones((4, 4), int)), r"holds int64 of shape \(4, 4\): save whole numbers in one dimension"),
+        (
+            "x.npy",
+            saved(np.arange(99))[:500],
+            r"an .npy \(mmap length is greater than file size\): if it was cut, copy",
+        ),
+        ("x.npy", saved(np.arange(99))[:50], r"cannot be read as an .npy \(EOF: reading array header"),
+        ("x.npy", saved(np.array([1, "a"], object)), "as an .npy .*objects.*, otherwise save whole numbers in one dim"),
+        ("x.npy", b"12345678", "does not begin as an .npy does: save it with numpy.save, or do not call it .npy"),
+        ("odd", b"12345", "odd has 5 bytes, which is not whole 16-bit numbers: use token_bits"),
+        ("empty", b"", "empty has 0 tokens, but a sample takes 4, and one more is kept for evaluation: name a file of"),
+        ("short", bytes(10), "short has 5 tokens, but a sample takes 4, and one more"),
+    ],
+    ids=range(9),
+)
+def test_what_is_not_an_array_of_tokens_is_refused(tmp_path, name, content, message):
+    """A file that is too short, for any sample: a run should not learn of it at its first evaluation."""
+    (tmp_path / name).write_bytes(content)
+    for number in (0, EVALUATION_SAMPLES):
+        with pytest.raises(ValueError, match=message):
+            TokenFile(tmp_path / name, bits=16).sample(number, 4)
 
 
 def test_files_are_told_apart(tmp_path):
@@ -317,15 +279,6 @@ def test_files_are_told_apart(tmp_path):
     for number, content in enumerate(contents):
         (tmp_path / str(number)).write_bytes(content)
     assert len({TokenFile(tmp_path / str(number)).fingerprint for number in range(len(contents))}) == len(contents)
-
-
-@pytest.mark.parametrize("number", [0, EVALUATION_SAMPLES])
-def test_a_short_file_is_refused(tmp_path, number):
-    """For any sample: a run should not learn of it at its first evaluation."""
-    path = tmp_path / "short"
-    path.write_bytes(b"abcdefg")
-    with pytest.raises(ValueError, match=r"short has 7 bytes, but a sample takes 4, and one more is kept for eval"):
-        TokenFile(path).sample(number, 4)
 
 
 def test_a_text_is_whole_whatever_its_tokenizer_was_last_called_with(tmp_path):
@@ -348,6 +301,9 @@ def test_a_text_is_whole_whatever_its_tokenizer_was_last_called_with(tmp_path):
         assert json.loads(path.read_text())[name]
     tokens = TokenFile(tmp_path / "text", vocab_size=512, tokenizer=path)
     assert list(tokens._tokens) == expected
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"tokenizer\.json cannot be read"):
+        TokenFile(tmp_path / "text", vocab_size=512, tokenizer=path)
 
 
 @pytest.mark.parametrize(("files", "vocab_size", "says"), [

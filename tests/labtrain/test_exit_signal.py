@@ -5,6 +5,7 @@ import re
 import signal
 import sys
 from dataclasses import replace
+from unittest.mock import MagicMock
 
 import pytest
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from labtrain.checkpoint import InBackground, newest
 from labtrain.exit_signal import ExitSignal
 from tests.labtrain.processes import SIX, finish, start
 from tests.labtrain.tiny import TINY, numbers
+from tests.support.sweep import IS_SWEEP
 
 
 def ended_by(config, number):
@@ -29,14 +31,14 @@ def ended_by(config, number):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_all_ranks_end_after_the_same_step_and_resume(tmp_path, number):
+def test_all_ranks_end_after_the_same_step_and_resume(on_ranks, tmp_path, number):
     config = replace(TINY, steps=6, pp_size=2, checkpoint_dir=str(tmp_path))
-    whole = launch(train, replace(config, checkpoint_dir=None), world_size=2)[0]
+    whole = on_ranks(train, replace(config, checkpoint_dir=None))[0]
     first = launch(ended_by, config, number, world_size=2)
     for rank, done in enumerate(first):
         assert [step.step for step in done] == [1, 2, 3, 4]
         assert done[-1].exit_reason == ("asked on another rank", number.name)[rank]
-    rest = launch(train, replace(config, resume=True), world_size=2)[0]
+    rest = on_ranks(train, replace(config, resume=True))[0]
     assert numbers(first[0] + rest) == numbers(whole)
 
 
@@ -45,6 +47,16 @@ def test_a_run_ends_when_its_time_is_up(tmp_path):
     [done] = launch(train, config, world_size=1)
     assert done[-1].exit_reason == "0.01 minutes"
     assert (tmp_path / f"step_{len(done):08d}").is_dir()
+
+
+def test_a_minute_has_sixty_seconds(monkeypatch):
+    clock = MagicMock()
+    monkeypatch.setattr("labtrain.exit_signal.time", clock)
+    clock.monotonic.return_value = 0.0
+    with ExitSignal(2) as early:
+        for seconds, reason in ((119, ""), (121, "2 minutes")):
+            clock.monotonic.return_value = seconds
+            assert early.reason == reason
 
 
 def told_while_it_saves(config):
@@ -68,12 +80,7 @@ def test_a_signal_does_not_cut_off_a_save_in_the_background(tmp_path):
     assert newest(tmp_path).name == f"step_{config.steps:08d}"
 
 
-def test_no_time_is_no_reason():
-    with ExitSignal() as early:
-        assert early.reason == ""
-
-
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [1, 2] if IS_SWEEP else [1])
 def test_sigterm_to_a_command(tmp_path, num_ranks):
     """To a rank alone, or to torchrun, which sends it on, and itself ends with a traceback of its own."""
     options = ["--checkpoint-dir", str(tmp_path), "--tp", str(num_ranks), "--keep", "1", "--async-save"]

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy
 import pytest
@@ -46,12 +47,12 @@ def one_rank():
         yield world
 
 
-def logits_of_folder(folder, ids=IDS):
+def logits_of_folder(folder):
     model, about = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not any(about.values())
     assert model.dtype == torch.float64
     with torch.no_grad():
-        return in_float64(model)(ids).logits
+        return in_float64(model)(IDS).logits
 
 
 def logits_of(model):
@@ -73,9 +74,8 @@ def test_each_field_of_a_shape_goes_out_or_is_named(tmp_path, kind, name):
     model = ParallelGPT(shape, groups_of_one().tp, dtype=torch.float64).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(
-                torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())) / 4
-            )
+            generator = torch.Generator().manual_seed(parameter.numel())
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 4)
     if name in NAMED[kind]:
         with pytest.raises(
             ValueError, match=rf"{name}={value!r}.* is not the form of a model that transformers knows: "
@@ -107,31 +107,23 @@ def train_in(folder, **options):
 
 SMALL = dict(num_layers=2, hidden_size=32, num_attention_heads=4, tokens="tokens.npy", vocab_size=29)
 EXPERTS = OF_LLAMA | dict(num_experts=4)
-NOT_MIXTRAL = r"layers\.[01]\.mlp\.router\.expert_bias has values that differ by up to .*aux_loss_coefficient in place"
 RUNS = {  # options of a run that are no fields of the shape, and what the export says
     "with dropout": (dict(dropout=0.3), ""),
-    "with auxiliary losses": (EXPERTS | dict(aux_loss_coefficient=0.1, z_loss_coefficient=0.1), ""),
-    "with capacity": (
-        EXPERTS | dict(capacity_factor=4.0),  # so large that in this run nothing is dropped
-        r"With capacity_factor=4\.0 tokens were dropped; transformers drops none$",
+    "with experts": (  # and a capacity so large that in this run nothing is dropped
+        EXPERTS | dict(aux_loss_coefficient=0.1, z_loss_coefficient=0.1, capacity_factor=4.0),
+        ". With capacity_factor=4.0 tokens were dropped; transformers drops none",
     ),
-    "with biases": (EXPERTS | dict(expert_bias_update_rate=0.05), NOT_MIXTRAL),
 }
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_what_a_run_has_learned_goes_out_or_is_named(one_rank, tmp_path, name):
+def test_what_a_run_has_learned_goes_out(one_rank, tmp_path, name):
     options, said = RUNS[name]
     write_tokens(tmp_path)
     (logits,) = one_rank.run(train_in, str(tmp_path), **SMALL, **options)
-    if said == NOT_MIXTRAL:
-        with pytest.raises(ValueError, match=said):
-            export.export(tmp_path / "run", tmp_path / "out")
-        assert not list(tmp_path.glob("out*"))
-        return
     line = export.export(tmp_path / "run", tmp_path / "out")
     assert line.startswith(f"{tmp_path}/out: ")
-    assert line.split("of step_00000006")[1] == (". " + said.replace("\\", "").rstrip("$") if said else "")
+    assert line.split("of step_00000006")[1] == said
     torch.testing.assert_close(logits_of_folder(tmp_path / "out"), logits, rtol=1e-10, atol=1e-10)
 
 
@@ -149,7 +141,8 @@ def test_a_bias_that_is_the_same_for_all_experts_goes_out(tmp_path):
     torch.testing.assert_close(logits_of_folder(tmp_path / "out"), logits_of(model), rtol=1e-10, atol=1e-10)
     for bias in model.buffers():
         bias[0] = 0.5
-    with pytest.raises(ValueError, match=r"layers\.0\.mlp\.router\.expert_bias has values that differ by up to 0\.25"):
+    said = r"layers\.0\.mlp\.router\.expert_bias has values that differ by up to 0\.25.*aux_loss_coefficient in place"
+    with pytest.raises(ValueError, match=said):
         pretrained.save(tmp_path / "other", model, groups_of_one())
     pretrained.load(tmp_path / "out", model, groups_of_one())
     assert not any(bias.any() for bias in model.buffers())
@@ -194,52 +187,35 @@ def test_an_export_is_of_the_family_that_the_run_started_from(one_rank, tmp_path
         f". It has the 8 positions of the run, {start} has 64" if kind == "gpt2" else ""
     )
     torch.testing.assert_close(logits_of_folder("out"), logits, rtol=1e-10, atol=1e-10)
-    before, after = (json.loads((tmp_path / folder / CONFIG).read_text()) for folder in (start, "elsewhere/out"))
+    before, after = (json.loads(Path(folder, CONFIG).read_text()) for folder in (start, "out"))
     same = ["model_type", "architectures", "eos_token_id", "bos_token_id", "tie_word_embeddings"]
     same += ["resid_pdrop"] if kind == "gpt2" else ["sliding_window", "max_position_embeddings", "attention_dropout"]
     assert {name: after[name] for name in same} == {name: before[name] for name in same}
     assert AutoTokenizer.from_pretrained("out")(TEXT) == AutoTokenizer.from_pretrained(start)(TEXT)
-    if kind != "gpt2":  # beyond the window too, transformers computes what it would with the weights in the old folder
-        longer = torch.randint(29, (1, 20), generator=torch.Generator().manual_seed(2))
-        shutil.copy("out/model.safetensors", tmp_path / "here" / "model")
-        torch.testing.assert_close(logits_of_folder("out", longer), logits_of_folder(start, longer), rtol=0, atol=0)
 
 
 def test_an_export_says_what_it_has_not_found(one_rank, tmp_path):
     """The tokenizer's other form is copied too. Where another model has taken the folder's place, nothing is copied."""
-    make_start(tmp_path / "model", "mistral", files="vocab.json")
+    start = tmp_path / "model"
+    make_start(start, "mistral", files="vocab.json")
     options = dict(init_from="model", tokens="tokens.npy", vocab_size=29, steps=2)
     (logits,) = one_rank.run(train_in, str(tmp_path), **options)
-    assert export.export(tmp_path / "run", tmp_path / "0").endswith(" of step_00000002")
-    assert (tmp_path / "0" / "vocab.json").read_text() == (tmp_path / "model" / "vocab.json").read_text()
-    for name in ("vocab.json", "merges.txt"):
-        (tmp_path / "model" / name).unlink()
-    assert export.export(tmp_path / "run", tmp_path / "1").endswith(f". {tmp_path}/model has no tokenizer to copy")
-    said = f". Nothing is copied from init_from={tmp_path}/model, so there is no tokenizer and no end-of-text token"
-    said += ", and the longest sequence is the run's 8 tokens: "
-    shutil.rmtree(tmp_path / "model")
-    assert said + f"{tmp_path}/model is not a folder here" in export.export(tmp_path / "run", tmp_path / "2")
-    make_start(tmp_path / "model", "mixtral")
-    line = export.export(tmp_path / "run", tmp_path / "3")
-    assert said + f"{tmp_path}/model is of a different model: model_type is mixtral there" in line
-    for folder in (tmp_path / "2", tmp_path / "3"):
-        assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
-        config = json.loads((folder / CONFIG).read_text())
-        assert (config["model_type"], config["max_position_embeddings"], config["eos_token_id"]) == ("llama", 8, None)
-        torch.testing.assert_close(logits_of_folder(folder), logits, rtol=1e-10, atol=1e-10)
 
+    def said_of(name):
+        return export.export(tmp_path / "run", tmp_path / name).partition("step_00000002")[2]
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        (
-            "meta-llama/Llama-3.2-1B",
-            r"`hf download meta-llama/Llama-3\.2-1B --local-dir Llama-3\.2-1B`, then name that",
-        ),
-        ("gpt2", "`hf download gpt2 --local-dir gpt2`, then name that folder"),
-        ("/no/such/folder", "name a folder that transformers' save_pretrained wrote"),
-    ],
-)
-def test_a_name_on_the_hub_is_told_from_a_folder(name, said):
-    with pytest.raises(ValueError, match=f"^{name} is not a folder here, and labtrain downloads nothing: .*{said}"):
-        TrainConfig(init_from=name)
+    assert said_of("0") == ""
+    assert (tmp_path / "0" / "vocab.json").read_text() == (start / "vocab.json").read_text()
+    for path in (start / "vocab.json", start / "merges.txt"):
+        path.unlink()
+    assert said_of("1") == f". {start} has no tokenizer to copy"
+    missing = f". Nothing is copied from init_from={start}, so there is no tokenizer and no end-of-text token"
+    missing += f", and the longest sequence is the run's 8 tokens: {start} is "
+    shutil.rmtree(start)
+    assert said_of("2").startswith(f"{missing}not a folder here")
+    make_start(start, "mixtral")
+    assert said_of("3").startswith(f"{missing}of a different model: model_type is mixtral there")
+    assert sorted(path.name for path in (tmp_path / "3").iterdir()) == ["config.json", "model.safetensors"]
+    config = json.loads((tmp_path / "3" / CONFIG).read_text())
+    assert (config["model_type"], config["max_position_embeddings"], config["eos_token_id"]) == ("llama", 8, None)
+    torch.testing.assert_close(logits_of_folder(tmp_path / "3"), logits, rtol=1e-10, atol=1e-10)

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from labkit.groups import groups_of_one
 from labtrain import pretrained
-from labtrain.hugging_face import CONFIG, FAMILIES, FOLLOWS, INDEX, OF_SIZES, WEIGHTS, shape_of
+from labtrain.hugging_face import CONFIG, FAMILIES, FOLLOWS, INDEX, WEIGHTS, shape_of
 from labtrain.model import ParallelGPT
 
 IDS = torch.randint(29, (2, 12), generator=torch.Generator().manual_seed(1))
@@ -121,21 +121,6 @@ def test_what_is_left_out_has_the_default_of_transformers_class(kind):
         assert family.window == (theirs.sliding_window,)
 
 
-READ = {kind: [*family.options, *family.known] for kind, family in FAMILIES.items()}
-
-
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in READ.items() for name in names])
-def test_each_option_may_be_left_out(copied, kind, name):
-    """Then transformers' default counts. If the weights are not of that size, the refusal names the option."""
-    folder, options = copied(kind), FAMILIES[kind].options
-    said = json.loads((folder / CONFIG).read_text())
-    outside = {"rope_parameters": ..., "rope_theta": 500.0} if kind != "gpt2" else {}
-    edit(folder, **outside | {name: ...})
-    sizes = (*OF_SIZES, "seq_length") if kind == "gpt2" else OF_SIZES
-    is_wrong_size = name in options and options[name][0] in sizes and options[name][1] != said[name]
-    compare(folder, rf"leaves out {name} \(.* by default\)" if is_wrong_size else None)
-
-
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_null_is_refused_where_transformers_refuses_it(kind):
     theirs, config = config_class(kind), config_class(kind)().to_dict()
@@ -153,76 +138,84 @@ def test_null_is_refused_where_transformers_refuses_it(kind):
             shape_of(config | {name: None}, 12)
 
 
-FOUND = [  # in config.json, and what labkit says, if it refuses
-    ("llama", dict(hidden_act="swish"), None),
-    ("llama", dict(hidden_act="gelu"), "hidden_act='gelu' is not computed by labtrain's model"),
-    ("llama", dict(sliding_window=4, use_sliding_window=False), None),  # Llama's attention has no window
-    ("llama", dict(pretraining_tp=2, attention_dropout=0.5, use_cache=False, torch_dtype="float16"), None),
-    ("llama", dict(head_dim=2), None),
-    ("llama", dict(head_dim=None), None),
-    ("llama", dict(head_dim=4), "head_dim=4 is not hidden_size=32 / num_attention_heads=16, the only one that"),
-    ("llama", dict(attention_bias=True), "mlp_bias=False is not computed by labtrain's model"),
-    ("llama", dict(num_key_value_heads=5), "num_key_value_heads=5 does not divide num_attention_heads=16$"),
-    ("llama", dict(num_attention_heads=32, head_dim=...), "describes no model: .* a head has 1$"),
-    ("llama", dict(hidden_size=33, head_dim=2), "num_attention_heads=16 does not divide hidden_size=33$"),
-    ("llama", dict(num_hidden_layers=0), "num_hidden_layers=0 must be at least 1"),
-    ("llama", dict(num_hidden_layers=1), "has model.layers.1.*, which such a model has no use for"),
-    ("llama", dict(num_hidden_layers=3), "has no model.layers.2"),
-    ("llama", dict(hidden_size="wide"), "has a value of the wrong type"),
-    ("llama", dict(architectures=["LlamaForSequenceClassification"]), None),
-    ("llama", dict(architectures=...), None),
-    ("llama", dict(model_type=...), "model_type='None' is an architecture that labtrain does not have"),
-    ("llama", dict(model_type="qwen2"), "model_type='qwen2' is an architecture that labtrain does not have"),
-    ("llama", dict(quantization_config={"bits": 4}), "quantization_config={'bits': 4}"),
-    ("llama", dict(transformers_weights="x.safetensors"), "transformers_weights='x.safetensors'"),
-    ("llama", dict(rope_scaling={}), None),
-    ("llama", dict(rope_scaling={"type": "default"}), None),  # with the default base: it replaces rope_parameters
-    ("llama", dict(rope_scaling={"rope_type": "default"}, rope_theta=70.0), None),
-    ("llama", dict(rope_scaling={"rope_theta": 90}, rope_theta=70.0), None),
-    ("llama", dict(rope_parameters={"rope_type": "default", "type": "linear", "rope_theta": 80.0}), None),
-    ("llama", dict(rope_parameters={"rope_theta": None}), "rope_theta is null"),
-    ("llama", dict(rope_parameters=None, rope_theta=70), None),
-    ("llama", dict(rope_parameters=ROPE | {"factor": 8.0}), None),
-    ("llama", dict(partial_rotary_factor=0.5), None),  # which Llama does not look at
-    ("llama", dict(rope_parameters={"full_attention": ROPE}), "rope_parameters that full_attention has of its own"),
-    ("llama", dict(rope_scaling="linear"), "has a value of the wrong type"),
-    ("llama", dict(rope_scaling={"type": "linear", "factor": 2.0}), "rope_type='linear' is not computed"),
-    ("llama", dict(rope_scaling={"type": "dynamic", "factor": 2.0}), "rope_type='dynamic' is not computed"),
-    ("llama", dict(rope_scaling={"rope_type": "yarn", "factor": 2.0}), "rope_type='yarn' is not computed"),
-    ("llama", dict(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "rope_type='llama3' is not computed"),
-    ("llama of many kv heads", dict(num_key_value_heads=...), None),
-    ("llama of many kv heads", dict(num_key_value_heads=None), None),
-    ("mistral", dict(sliding_window=...), None),
-    ("mistral", dict(sliding_window=12), None),
-    ("mistral", dict(sliding_window=11), "sliding_window=11 is less than seq_length=12: use a seq_length up to 11$"),
-    ("mistral", dict(sliding_window=0), "sliding_window=0 is less than seq_length=12: no model can be trained"),
-    ("mistral", dict(sliding_window="4"), "has a value of the wrong type"),
-    ("mistral", dict(attention_bias=True, mlp_bias=True), None),  # Mistral does not look at them
-    ("mixtral", dict(sliding_window=4), "sliding_window=4 is less than seq_length=12: use a seq_length up to 4$"),
-    ("mixtral", dict(num_local_experts=..., num_experts=8), None),
-    ("mixtral", dict(num_experts=4), "has model.layers.0.block_sparse_moe.experts.4"),
-    ("mixtral", dict(num_experts_per_tok=1), "num_experts_per_tok=1 is not computed by labtrain's model"),
-    ("mixtral", dict(num_experts_per_tok=9), "num_experts_per_tok=9 must be at most num_local_experts=8$"),
-    ("mixtral", dict(output_router_logits=True, router_jitter_noise=0.5, router_aux_loss_coef=0.1), None),
-    ("gpt2", dict(n_layer=..., num_hidden_layers=2, n_embd=5, hidden_size=32), None),  # the other name counts
-    ("gpt2", dict(n_ctx=5, resid_pdrop=0.5, summary_type="first"), None),
-    ("gpt2", dict(n_inner=128), None),
-    ("gpt2", dict(n_inner=64), r"c_fc\.bias is \[128\] in .*, but by config.json it must be \[64\]$"),
-    ("gpt2", dict(reorder_and_upcast_attn=True), None),
-    ("gpt2", dict(scale_attn_weights=False), "scale_attn_weights=False is not computed"),
-    ("gpt2", dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx=True is not computed"),
-    ("gpt2", dict(add_cross_attention=True), "add_cross_attention=True is not computed"),
-    ("gpt2", dict(activation_function="relu"), "activation_function='relu' is not computed by labtrain's model"),
-    ("gpt2", dict(activation_function="quick_gelu"), "activation_function='quick_gelu' is not computed"),
-    *(("gpt2", dict(activation_function=name), None) for name in FAMILIES["gpt2"].known["activation_function"]),
+READ = [  # a base, and what its config.json has instead: as transformers reads it
+    "llama: hidden_act='swish'",
+    "llama: sliding_window=4, use_sliding_window=False",  # Llama's attention has no window
+    "llama: pretraining_tp=2, attention_dropout=0.5, use_cache=False, torch_dtype='float16'",
+    "llama: head_dim=2",
+    "llama: head_dim=None",
+    "llama: architectures=['LlamaForSequenceClassification']",
+    "llama: architectures=...",
+    "llama: rope_scaling={}",
+    "llama: rope_scaling={'type': 'default'}",  # with the default base: it replaces rope_parameters
+    "llama: rope_scaling={'rope_type': 'default'}, rope_theta=70.0",
+    "llama: rope_scaling={'rope_theta': 90}, rope_theta=70.0",
+    "llama: rope_parameters={'rope_type': 'default', 'type': 'linear', 'rope_theta': 80.0}",
+    "llama: rope_parameters=None, rope_theta=70",
+    "llama: rope_parameters=ROPE | {'factor': 8.0}",
+    "llama: partial_rotary_factor=0.5",  # which Llama does not look at
+    "llama of many kv heads: num_key_value_heads=...",
+    "llama of many kv heads: num_key_value_heads=None",
+    "llama: rms_norm_eps=..., hidden_act=..., rope_parameters=...",  # then transformers' default counts
+    "gpt2: layer_norm_epsilon=..., activation_function=..., tie_word_embeddings=...",
+    "mixtral: num_local_experts=..., num_experts_per_tok=...",
+    "mistral: sliding_window=...",
+    "mistral: sliding_window=12",
+    "mistral: attention_bias=True, mlp_bias=True",  # Mistral does not look at them
+    "mixtral: num_local_experts=..., num_experts=8",
+    "mixtral: output_router_logits=True, router_jitter_noise=0.5, router_aux_loss_coef=0.1",
+    "gpt2: n_layer=..., num_hidden_layers=2, n_embd=5, hidden_size=32",  # the other name counts
+    "gpt2: n_ctx=5, resid_pdrop=0.5, summary_type='first'",
+    "gpt2: n_inner=128",
+    "gpt2: reorder_and_upcast_attn=True",
+    *(f"gpt2: activation_function={name!r}" for name in FAMILIES["gpt2"].known["activation_function"]),
 ]
+REFUSED = {
+    "llama: hidden_size=...": r"leaves out hidden_size \(.* by default\)",  # the weights are not of that size
+    "gpt2: n_layer=...": r"leaves out n_layer \(.* by default\)",
+    "llama: hidden_act='gelu'": "hidden_act='gelu' is not computed by labtrain's model",
+    "llama: head_dim=4": "head_dim=4 is not hidden_size=32 / num_attention_heads=16, the only one that",
+    "llama: attention_bias=True": "mlp_bias=False is not computed by labtrain's model",
+    "llama: num_key_value_heads=5": "num_key_value_heads=5 does not divide num_attention_heads=16$",
+    "llama: num_attention_heads=32, head_dim=...": "describes no model: .* a head has 1$",
+    "llama: hidden_size=33, head_dim=2": "num_attention_heads=16 does not divide hidden_size=33$",
+    "llama: num_hidden_layers=0": "num_hidden_layers=0 must be at least 1",
+    "llama: num_hidden_layers=1": "has model.layers.1.*, which such a model has no use for",
+    "llama: num_hidden_layers=3": "has no model.layers.2",
+    "llama: hidden_size='wide'": "has a value of the wrong type",
+    "llama: model_type=...": "model_type='None' is an architecture that labtrain does not have",
+    "llama: model_type='qwen2'": "model_type='qwen2' is an architecture that labtrain does not have",
+    "llama: quantization_config={'bits': 4}": "quantization_config={'bits': 4}",
+    "llama: transformers_weights='x.safetensors'": "transformers_weights='x.safetensors'",
+    "llama: rope_parameters={'rope_theta': None}": "rope_theta is null",
+    "llama: rope_parameters={'full_attention': ROPE}": "rope_parameters that full_attention has of its own",
+    "llama: rope_scaling='linear'": "has a value of the wrong type",
+    "llama: rope_scaling={'type': 'linear', 'factor': 2.0}": "rope_type='linear' is not computed",
+    "llama: rope_scaling={'type': 'dynamic', 'factor': 2.0}": "rope_type='dynamic' is not computed",
+    "llama: rope_scaling={'rope_type': 'yarn', 'factor': 2.0}": "rope_type='yarn' is not computed",
+    "llama: rope_scaling={'rope_type': 'llama3', 'factor': 8.0}": "rope_type='llama3' is not computed",
+    "mistral: sliding_window=11": "sliding_window=11 is less than seq_length=12: use a seq_length up to 11$",
+    "mistral: sliding_window=0": "sliding_window=0 is less than seq_length=12: no model can be trained",
+    "mistral: sliding_window='4'": "has a value of the wrong type",
+    "mixtral: sliding_window=4": "sliding_window=4 is less than seq_length=12: use a seq_length up to 4$",
+    "mixtral: num_experts=4": "has model.layers.0.block_sparse_moe.experts.4",
+    "mixtral: num_experts_per_tok=1": "num_experts_per_tok=1 is not computed by labtrain's model",
+    "mixtral: num_experts_per_tok=9": "num_experts_per_tok=9 must be at most num_local_experts=8$",
+    "gpt2: n_inner=64": r"c_fc\.bias is \[128\] in .*, but by config.json it must be \[64\]$",
+    "gpt2: scale_attn_weights=False": "scale_attn_weights=False is not computed",
+    "gpt2: scale_attn_by_inverse_layer_idx=True": "scale_attn_by_inverse_layer_idx=True is not computed",
+    "gpt2: add_cross_attention=True": "add_cross_attention=True is not computed",
+    "gpt2: activation_function='relu'": "activation_function='relu' is not computed by labtrain's model",
+    "gpt2: activation_function='quick_gelu'": "activation_function='quick_gelu' is not computed",
+}
 
 
-@pytest.mark.parametrize(("base", "changes", "refusal"), FOUND)
-def test_options_as_they_are_found(copied, base, changes, refusal):
+@pytest.mark.parametrize("found", [*READ, *REFUSED])
+def test_options_as_they_are_found(copied, found):
+    base, _, changes = found.partition(": ")
     folder = copied(base)
-    edit(folder, **changes)
-    compare(folder, refusal)
+    edit(folder, **eval(f"dict({changes})", {"ROPE": ROPE}))
+    compare(folder, REFUSED.get(found))
 
 
 # -- files of weights --------------------------------------------------------------------------------------------------
@@ -266,14 +259,6 @@ def sharded_then_whole(folder):
 def whole_then_sharded(folder):
     of_another(folder, max_shard_size="20KB")
     assert (folder / WEIGHTS).exists() and (folder / INDEX).exists()
-
-
-def whole_beside_its_shards(folder):
-    """As if both had been downloaded."""
-    shutil.copy(folder / WEIGHTS, folder / "kept")
-    sharded(folder)
-    shutil.copy(folder / "kept", folder / WEIGHTS)
-    change(folder, lambda tensors: tensors["model.norm.weight"].mul_(2))
 
 
 def in_a_folder_below(folder):
@@ -338,10 +323,6 @@ def in_half_precision(folder):
     change(folder, lambda tensors: tensors.update({name: x.half() for name, x in tensors.items()}))
 
 
-def mixed(folder):
-    change(folder, lambda tensors: tensors.update({"lm_head.weight": tensors["lm_head.weight"].bfloat16()}))
-
-
 def head(folder, factor, embedding="model.embed_tokens.weight", file=WEIGHTS):
     """The output layer's weight beside the embedding's that it is said to be."""
     weight = load_file(folder / WEIGHTS)[embedding].clone()
@@ -359,16 +340,22 @@ def only_head(folder, embedding="model.embed_tokens.weight"):
     change(folder, lambda tensors: tensors.update({"lm_head.weight": tensors.pop(embedding)}))
 
 
-def longer_head(folder):
-    change(folder, lambda tensors: tensors.update({"lm_head.weight": torch.ones(30, 32)}))
+def removed(folder, name):
+    change(folder, lambda tensors: tensors.pop(name))
 
 
-def removed(*names):
-    return lambda folder: change(folder, lambda tensors: [tensors.pop(name) for name in names])
+def added(folder, name, values):
+    change(folder, lambda tensors: tensors.update({name: values}))
 
 
-def added(name, values):
-    return lambda folder: change(folder, lambda tensors: tensors.update({name: values}))
+def truncated(folder):
+    path = folder / WEIGHTS
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def replaced_by_a_folder(folder):
+    (folder / WEIGHTS).unlink()
+    (folder / WEIGHTS).mkdir()
 
 
 def pickled(folder):
@@ -376,74 +363,66 @@ def pickled(folder):
     (folder / WEIGHTS).unlink()
 
 
-def with_adapter(folder):
-    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+OF_GPT2 = "transformer.wte.weight"
+FILES = {  # what was done to the folder of a base, and what labkit says, if it refuses
+    "llama: sharded(folder)": None,
+    "mixtral: sharded(folder)": None,
+    "llama: sharded_then_whole(folder)": None,
+    "llama tied: sharded_then_whole(folder)": None,
+    "llama: whole_then_sharded(folder)": None,  # transformers loads the old file that it left there
+    "llama: in_a_folder_below(folder)": None,
+    "llama: in_two_files(folder, NORM)": None,
+    "llama: in_two_files(folder, 'something')": None,
+    "llama: indexed_wrongly(folder)": None,
+    "llama: not_indexed(folder)": None,
+    "llama: outside(folder, '../x.safetensors')": r"names \.\./x\.safetensors: files must lie in the",
+    "llama: outside(folder, '/x.safetensors')": r"names /x\.safetensors: files must lie in the folder",
+    "llama: outside(folder, 3)": "names 3, which is not there: download it",
+    "llama: without_index(folder)": "has no weights: it needs model.safetensors",
+    "llama: without_a_file(folder)": "names model-00001-of-.*, which is not there: download it",
+    "llama: (sharded(folder), (folder / INDEX).write_text('{\"weight_map\": 3}'))": "weight_map",
+    "llama: truncated(folder)": "is damaged or incomplete",
+    "llama: replaced_by_a_folder(folder)": r"safetensors cannot be read \(.+\): name a folder of files",
+    "llama: shutil.rmtree(folder)": "is not a folder here, and labtrain downloads nothing: name a folder that transf",
+    "llama: (folder / CONFIG).unlink()": r"config\.json cannot be read \(No such file",
+    "llama: (folder / CONFIG).write_text('{')": r"config\.json cannot be read \(Expecting",
+    "llama: (folder / CONFIG).write_text('[1]')": r"config\.json cannot be read",
+    "llama: pickled(folder)": "is pickled, and loading it would run whatever code",
+    # Which transformers adds where peft is
+    "llama: (folder / 'adapter_config.json').write_text('{}')": "adapter_config.json belongs to an adapter",
+    "gpt2: without_output_layer(folder)": None,
+    "llama tied: without_output_layer(folder)": None,
+    "llama: without_output_layer(folder)": r"has no lm_head\.weight \(1 tensors are missing\): it is incomplete$",
+    "mixtral: as_in_memory(folder)": r"experts are those of transformers' memory.*save_original_format=True",
+    "llama: in_half_precision(folder)": None,
+    "llama: added(folder, HEAD, torch.ones(29, 32).bfloat16())": None,
+    "llama: added(folder, NORM, torch.ones(32, dtype=torch.int8))": "norm.weight is I8 in .*: use weights in",
+    "llama: added(folder, 'model.layers.0.self_attn.rotary_emb.inv_freq', torch.ones(1))": None,
+    "gpt2: added(folder, 'transformer.h.0.attn.bias', torch.ones(1, 1, 16, 16))": None,
+    "gpt2: added(folder, 'transformer.h.0.attn.masked_bias', torch.tensor(-1e4))": None,
+    "llama: added(folder, 'model.layers.0.self_attn.q_proj.bias', torch.ones(32))": "q_proj.bias, which such a model",
+    "llama: added(folder, NORM, torch.ones(31))": r"norm\.weight is \[31\] in .*, but by config.* \[32\]$",
+    "llama: removed(folder, NORM)": r"has no model.norm.weight \(1 tensors are missing\): it is incomplete$",
+    "llama tied: head(folder, 1)": None,
+    "llama tied: head(folder, 2)": None,
+    "llama tied: head(folder, 2, file='a.safetensors')": None,
+    "llama tied: head(folder, 1, file='a.safetensors')": None,
+    "llama tied: only_head(folder)": None,
+    "llama tied: added(folder, HEAD, torch.ones(30, 32))": r"lm_head\.weight is \[30, 32\] in .*must be \[29, 32\]$",
+    "llama tied: removed(folder, EMBEDDING)": r"has no model\.embed_tokens\.weight",
+    "gpt2: head(folder, 1, OF_GPT2)": None,
+    "gpt2: head(folder, 2, OF_GPT2)": None,
+    "gpt2: only_head(folder, OF_GPT2)": None,
+    "gpt2 not tied: None": None,
+    "gpt2 not tied: removed(folder, HEAD)": r"has no lm_head\.weight",
+    "gpt2 not tied: without_output_layer(folder)": r"has no lm_head\.weight",
+}
 
 
-def nothing(folder):
-    pass
-
-
-ORDERS = [  # what was done to a folder, and what labkit says, if it refuses
-    ("llama", sharded, None),
-    ("mixtral", sharded, None),
-    ("llama", sharded_then_whole, None),
-    ("llama tied", sharded_then_whole, None),
-    ("llama", whole_then_sharded, None),  # transformers loads the old file that it left there
-    ("llama", whole_beside_its_shards, None),
-    ("llama", in_a_folder_below, None),
-    ("llama", lambda folder: in_two_files(folder, "model.norm.weight"), None),
-    ("llama", lambda folder: in_two_files(folder, "something"), None),
-    ("llama", indexed_wrongly, None),
-    ("llama", not_indexed, None),
-    ("llama", lambda folder: outside(folder, "../x.safetensors"), r"names \.\./x\.safetensors: files must lie in the"),
-    ("llama", lambda folder: outside(folder, "/x.safetensors"), r"names /x\.safetensors: files must lie in the folder"),
-    ("llama", lambda folder: outside(folder, 3), "names 3, which is not there: download it"),
-    ("llama", without_index, "has no weights: it needs model.safetensors"),
-    ("llama", without_a_file, "names model-00001-of-.*, which is not there: download it"),
-    ("llama", pickled, "is pickled, and loading it would run whatever code"),
-    ("llama", with_adapter, "adapter_config.json belongs to an adapter"),  # which transformers adds where peft is
-    ("gpt2", without_output_layer, None),
-    ("llama tied", without_output_layer, None),
-    ("llama", without_output_layer, r"has no lm_head\.weight \(1 tensors are missing\): it is incomplete$"),
-    ("mixtral", as_in_memory, r"experts are those of transformers' memory.*save_original_format=True"),
-    ("llama", in_half_precision, None),
-    ("llama", mixed, None),
-    ("llama", added("model.norm.weight", torch.ones(32, dtype=torch.int8)), "norm.weight is I8 in .*: use weights in"),
-    ("llama", added("model.layers.0.self_attn.rotary_emb.inv_freq", torch.ones(1)), None),
-    ("gpt2", added("transformer.h.0.attn.bias", torch.ones(1, 1, 16, 16)), None),
-    ("gpt2", added("transformer.h.0.attn.masked_bias", torch.tensor(-1e4)), None),
-    (
-        "llama",
-        added("model.layers.0.self_attn.q_proj.bias", torch.ones(32)),
-        "q_proj.bias, which such a model has no",
-    ),
-    (
-        "llama",
-        added("model.norm.weight", torch.ones(31)),
-        r"norm\.weight is \[31\] in .*, but by config.* \[32\]$",
-    ),
-    ("llama", removed("model.norm.weight"), r"has no model.norm.weight \(1 tensors are missing\): it is incomplete$"),
-    ("llama tied", lambda folder: head(folder, 1), None),
-    ("llama tied", lambda folder: head(folder, 2), None),
-    ("llama tied", lambda folder: head(folder, 2, file="a.safetensors"), None),
-    ("llama tied", lambda folder: head(folder, 1, file="a.safetensors"), None),
-    ("llama tied", only_head, None),
-    ("llama tied", longer_head, r"lm_head\.weight is \[30, 32\] in .*, but by config.json it must be \[29, 32\]$"),
-    ("llama tied", removed("model.embed_tokens.weight"), r"has no model\.embed_tokens\.weight"),
-    ("gpt2", lambda folder: head(folder, 1, "transformer.wte.weight"), None),
-    ("gpt2", lambda folder: head(folder, 2, "transformer.wte.weight"), None),
-    ("gpt2", lambda folder: only_head(folder, "transformer.wte.weight"), None),
-    ("gpt2 not tied", nothing, None),
-    ("gpt2 not tied", removed("lm_head.weight"), r"has no lm_head\.weight"),
-    ("gpt2 not tied", without_output_layer, r"has no lm_head\.weight"),
-]
-
-
-@pytest.mark.parametrize(
-    ("base", "done", "refusal"), ORDERS, ids=[f"{base}-{number}" for number, (base, *_) in enumerate(ORDERS)]
-)
-def test_files_as_they_are_found(copied, base, done, refusal):
+@pytest.mark.parametrize("found", FILES)
+def test_files_as_they_are_found(copied, found):
+    base, _, done = found.partition(": ")
     folder = copied(base)
-    done(folder)
-    compare(folder, refusal)
+    eval(done, globals() | {"folder": folder})
+    compare(folder, FILES[found])

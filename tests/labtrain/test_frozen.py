@@ -43,11 +43,9 @@ def trained(config, which, num_steps=None):
 
 
 LAYOUTS = [  # each with every choice of what is frozen, over the table
-    (2, dict(pp_size=2, schedule="zero-bubble", zero_stage=0), "all below"),
     (4, dict(pp_size=2, zero_stage=2), "all below"),
     (4, dict(pp_size=2, zero_stage=1, schedule="interleaved", num_chunks=2), "in each unit"),
     (4, dict(zero_stage=3, shard_size=2, recompute="full"), "in each unit"),
-    (2, dict(tp_size=2, sequence_parallel=True), "in each unit"),
     (4, dict(cp_size=2, zero_stage=3), "the head"),
     (4, dict(tp_size=2, zero_stage=1, sequence_parallel=True), "the head"),
 ]
@@ -111,7 +109,7 @@ def frozen_on_one_end(config):
 
 def test_master_weights_of_what_is_not_frozen_alone():
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).bfloat16()
-    model[0].requires_grad_(False)
+    frozen_weight, *_ = model[0].requires_grad_(False).parameters()
     optimizer = MasterWeights(model.parameters(), torch.optim.AdamW, lr=0.1)
     make_states(optimizer)
     assert {*optimizer.masters} == {*model[1].parameters()} == {p for p, state in optimizer.state.items() if state}
@@ -119,11 +117,7 @@ def test_master_weights_of_what_is_not_frozen_alone():
     model(torch.ones(2, 3).bfloat16()).sum().backward()
     optimizer.step()
     assert [torch.equal(p, was) for p, was in zip(model.parameters(), before)] == [True, True, False, False]
-    saved = optimizer.state_dict()
-    optimizer.load_state_dict(saved)
-    assert [torch.equal(p, m.bfloat16()) for p, m in optimizer.masters.items()] == [True, True]
-    model[0].requires_grad_(True)
-    model(torch.ones(2, 3).bfloat16()).sum().backward()
+    frozen_weight.grad = torch.ones_like(frozen_weight)
     with pytest.raises(ValueError, match=r"of shape \[3, 3\] has a gradient, but was frozen when MasterWeights"):
         optimizer.step()
     MasterWeights(nn.Linear(2, 2).requires_grad_(False).parameters(), torch.optim.AdamW, lr=0.1).step()  # trains none

@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from labkit.launch import RankFailed, launch
-from labtrain import train, training
+from labtrain import training
 from tests.labtrain.tiny import TINY
 
 
@@ -42,15 +42,6 @@ def test_the_ranks_are_named(world_size, options, how, rank, where, says):
     assert text.startswith("step 2: the loss is ")
     assert says in text
     assert "lost its connection" not in str(caught.value)  # every rank stops by itself
-
-
-def test_a_learning_rate_that_is_far_too_high_stops_the_run():
-    config = replace(TINY, learning_rate=100, weight_decay=1000, clip_norm=0, warmup_steps=1, precision="float32")
-    config = replace(config, pp_size=2, schedule="zero-bubble", num_layers=2)
-    says = r"FloatingPointError: step 3: the loss is nan, the gradient norm nan. Not finite: the loss on ranks \[1\]"
-    with pytest.raises(RankFailed, match=says):
-        launch(train, config, world_size=2)
-    assert len(launch(train, replace(config, steps=1, learning_rate=0.01), world_size=2)[0]) == 1
 
 
 def overflow(config):

@@ -1,22 +1,21 @@
 """Weights in Hugging Face's format, in and out, held against transformers: small random models that it makes itself."""
 
-import json
 import re
 import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tokenizers
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from tests.support.of_transformers import in_float64, make_model  # isort: skip - before it, transformers goes online
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig
 
-from labkit.context_parallel import positions
 from labkit.data_parallel import FullyShardedDataParallel
 from labkit.data_parallel.replicas import like
 from labkit.groups import groups_of_one, init_groups
@@ -26,7 +25,7 @@ from labkit.shape import GPT
 from labtrain import TrainConfig, export, pretrained, train
 from labtrain.__main__ import main
 from labtrain.generation import choose_word, generate
-from labtrain.hugging_face import INDEX, config_of, shape_of
+from labtrain.hugging_face import INDEX
 from labtrain.model import ParallelGPT
 
 LLAMA = dict(hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=8, vocab_size=29)
@@ -88,98 +87,51 @@ def stages_of(shape, groups, zero_stage, **options):
     return model, FullyShardedDataParallel(model, groups.shard, units=model.units) if zero_stage else model
 
 
-def logits_on_ranks(folders, out):
-    """Load, compute and save in each layout; return the logits of the whole sequence, on the ranks that have them."""
-    results = {}
+def save_in_layouts(folders, out):
+    """On a rank: load and save in each layout."""
     for name, folder in folders.items():
         shape = pretrained.read_shape(folder)
-        for number, (t, c, p, zero_stage) in enumerate(
-            LAYOUTS if name in ("gpt2", "llama", "mixtral") else LAYOUTS[:1]
-        ):
+        layouts = LAYOUTS if name in ("gpt2", "llama", "mixtral") else LAYOUTS[:1]
+        for number, (t, c, p, zero_stage) in enumerate(layouts):
             layout = dict(tp_size=t, cp_size=c, pp_size=p) | (OF_EXPERTS if shape.num_experts else {})
             with init_groups(ParallelLayout(4, **layout)) as groups:
-                model, wrapped = stages_of(shape, groups, zero_stage, sequence_parallel=t > 1)
+                model, _ = stages_of(shape, groups, zero_stage, sequence_parallel=t > 1)
                 pretrained.load(folder, model, groups)
-                held = positions(16, c, groups.cp.rank(), True)
-                hidden = [len(IDS), len(held) // t, shape.hidden_size]
-                x = IDS[:, held] if model.is_first else torch.empty(hidden, dtype=torch.float64)
-                if not model.is_first:
-                    dist.recv(x, group=groups.pp, group_src=groups.coords.pp - 1)
-                with torch.no_grad():
-                    x = wrapped(x)
-                if not model.is_last:
-                    dist.send(x, group=groups.pp, group_dst=groups.coords.pp + 1)
-                else:
-                    parts = [torch.empty_like(x) for _ in range(t)]
-                    dist.all_gather(parts, x.contiguous(), group=groups.tp)
-                    results[name, number] = held, torch.cat(parts, -1)[..., : shape.vocab_size]
                 pretrained.save(f"{out}/{name} {number}", model, groups, max_file_bytes=60_000)
-    return results
 
 
-def test_every_layout_has_the_logits_of_transformers_and_writes_the_same_bits(theirs, four, tmp_path):
-    folders = {name: str(folder) for name, (_, folder) in theirs.items()}
-    for results in four.run(logits_on_ranks, folders, str(tmp_path)):
-        for (name, number), (held, logits) in results.items():
-            expected = logits_of(theirs[name][0])[:, held]
-            text = f"{name}, {LAYOUTS[number]}: "
-            torch.testing.assert_close(logits, expected, rtol=1e-10, atol=1e-10, msg=lambda m, t=text: t + m)
-    for name, (_, folder) in theirs.items():
+def test_every_layout_writes_the_same_bits(theirs, four, tmp_path):
+    four.run(save_in_layouts, {name: str(folder) for name, (_, folder) in theirs.items()}, str(tmp_path))
+    for name, (model, folder) in theirs.items():
         expected = all_tensors(folder)
-        for folder in tmp_path.glob(f"{name} ?"):
-            written = all_tensors(folder)
+        for written in map(all_tensors, tmp_path.glob(f"{name} ?")):
             assert written.keys() == expected.keys()
             assert all(torch.equal(written[key].view(torch.int64), x.view(torch.int64)) for key, x in expected.items())
-        model = AutoModelForCausalLM.from_pretrained(tmp_path / f"{name} 0")
-        assert model.dtype == torch.float64
-        torch.testing.assert_close(logits_of(in_float64(model)), logits_of(theirs[name][0]), rtol=0, atol=0)
-
-
-def trained(folder, config, steps):
-    """The losses of transformers' own model on the same data, with the same optimizer, and its weights."""
-    model = in_float64(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64))
-    text = config.make_dataset()
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    others = [p for p in model.parameters() if p.dim() == 1]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    optimizer, losses = torch.optim.AdamW(groups, betas=(0.9, 0.95)), []
-    for step in range(steps):
-        first = step * config.batch_size
-        rows = [torch.from_numpy(text.sample(first + row, config.seq_length + 1)) for row in range(config.batch_size)]
-        tokens = torch.stack(rows)
-        logits = model(tokens[:, :-1]).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
-        for group in optimizer.param_groups:
-            group["lr"] = config.learning_rate_at(step)
-        optimizer.step()
-        losses.append(loss.item())
-    return losses, model.state_dict()
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / f"{name} 0")
+        assert loaded.dtype == torch.float64
+        torch.testing.assert_close(logits_of(in_float64(loaded)), logits_of(model), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
     ("name", "sizes"),
-    [("gpt2", dict(tp_size=2, zero_stage=1)), ("llama", dict(tp_size=2, pp_size=2, sequence_parallel=True))],
+    [
+        ("gpt2", dict(tp_size=2, zero_stage=1)),
+        ("llama", dict(tp_size=2, pp_size=2, sequence_parallel=True)),
+        ("llama", dict(tp_size=2, cp_size=2, zero_stage=3)),
+        ("mixtral", dict(tp_size=2, pp_size=2, **OF_EXPERTS)),
+    ],
+    ids=str,
 )
-def test_three_steps_from_loaded_weights_are_those_of_transformers(theirs, four, tmp_path, name, sizes):
-    """With fewer positions than the model has; what is trained is exported, and is what transformers has then."""
-    folder = theirs[name][1]
-    numbers = dict(
-        text="invented", steps=3, batch_size=8, micro_batch_size=2, seq_length=8, warmup_steps=1, precision="float64"
-    )
-    config = TrainConfig(init_from=str(folder), checkpoint_dir=str(tmp_path / "run"), **numbers, **sizes)
-    losses, weights = trained(folder, config, 3)
-    assert [step.loss for step in four.run(train, config)[0]] == pytest.approx(losses, rel=1e-10, abs=0)
-    (folder / "tokenizer.json").write_text("{}")
-    assert export.main(str(tmp_path / "run"), str(tmp_path / "out")) == 0
-    (folder / "tokenizer.json").unlink()
-    assert (tmp_path / "out" / "tokenizer.json").exists()
-    written = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
-    assert written.keys() == weights.keys()
-    for key, weight in weights.items():
-        torch.testing.assert_close(written[key], weight[: len(written[key])], rtol=1e-10, atol=1e-10)
+def test_a_run_starts_with_the_loss_of_transformers(theirs, four, name, sizes):
+    """With fewer positions than the model has."""
+    model, folder = theirs[name]
+    run = dict(text="invented", steps=1, batch_size=8, micro_batch_size=2, seq_length=8, precision="float64")
+    config = TrainConfig(init_from=str(folder), **run, **sizes)
+    tokens = torch.from_numpy(np.stack([config.make_dataset().sample(row, 9) for row in range(8)]))
+    with torch.no_grad():
+        logits = model(tokens[:, :-1]).logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    assert four.run(train, config)[0][0].loss == pytest.approx(expected.item(), rel=1e-10)
 
 
 def texts_on_ranks(folder, start, cases):
@@ -234,84 +186,25 @@ def test_words_are_drawn_as_often_as_they_are_probable():
     model, rows = ParallelGPT(shape, groups_of_one().tp), 100_000
     logits = torch.tensor([0.3, -1.0, 2.0, 1.0, 0.0, -0.5, 1.5], dtype=torch.float64)
     for top_k in (None, 3):
-        kept = logits if top_k is None else logits.masked_fill(logits < logits.topk(top_k).values[-1], -torch.inf)
-        expected = rows * (kept / 1.5).softmax(0)
-        words = choose_word(logits.expand(rows, -1), model, 1.5, top_k, seed=1)
-        counts = words.bincount(minlength=7)
-        assert counts[expected == 0].sum() == 0
+        least = logits.topk(top_k or 7).values[-1]
+        expected = rows * (logits.masked_fill(logits < least, -torch.inf) / 1.5).softmax(0)
+        counts = choose_word(logits.expand(rows, -1), model, 1.5, top_k, seed=1).bincount(minlength=7)
         possible = expected > 0
+        assert counts[~possible].sum() == 0
         assert ((counts - expected) ** 2 / expected)[possible].sum() < 25  # 6 degrees of freedom: once in 3,000 seeds
 
 
-def test_what_cannot_be_generated_is_refused():
-    model, groups, start = ParallelGPT(GPT(1, 8, 4, 7, num_attention_heads=2), groups_of_one().tp), groups_of_one(), IDS
-    for options, text in [
-        (dict(num_tokens=1), r"16 tokens and num_tokens=1 more are above seq_length=4"),
-        (dict(num_tokens=0), "num_tokens=0 must be at least 1"),
-        (dict(num_tokens=1, temperature=-1), "temperature=-1 must be a number from 0 to 1000"),
-        (dict(num_tokens=1, top_k=8), "top_k=8 is more than vocab_size=7"),
-    ]:
-        with pytest.raises(ValueError, match=text):
-            generate(model, start, groups, **{"temperature": 1.0, "seed": 0} | options)
+# -- a run that starts from a folder -----------------------------------------------------------------------------------
 
 
-# -- what is wrong with a folder ---------------------------------------------------------------------------------------
-
-
-def edited(folder, **changes):
-    """Changes options in a config.json; None takes one away."""
-    config = json.loads((folder / "config.json").read_text()) | changes
-    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
-
-
-def rewritten(folder, change):
-    """Writes all weights anew, in one file, after a change of them."""
-    tensors = all_tensors(folder)
-    for path in folder.glob("model*"):
-        path.unlink()
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-
-
-def halved(folder):
-    path = next(folder.glob("*.safetensors"))
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def replaced_by_a_folder(folder):
-    path = next(folder.glob("*.safetensors"))
-    path.unlink()
-    path.mkdir()
-
-
-NORM = "model.layers.1.input_layernorm.weight"
-FAULTS = {
-    "architecture": (
-        lambda f: edited(f, model_type="bert"),
-        "model_type='bert' is an architecture that labtrain does not",
-    ),
-    "option": (lambda f: edited(f, hidden_act="relu"), "hidden_act='relu' is not computed by labtrain's model"),
-    "no folder": (shutil.rmtree, r"is not a folder here, and labtrain downloads nothing: name a folder that transf"),
-    "no config": (lambda f: (f / "config.json").unlink(), r"config\.json cannot be read \(No such file"),
-    "no json": (lambda f: (f / "config.json").write_text("{"), r"config\.json cannot be read \(Expecting"),
-    "a list": (lambda f: (f / "config.json").write_text("[1]"), r"config\.json cannot be read"),
-    "missing": (lambda f: rewritten(f, lambda x: x.pop(NORM)), rf"has no {NORM} \(1 tensors are missing\)"),
-    "truncated": (halved, "is damaged or incomplete"),
-    "a folder": (replaced_by_a_folder, r"safetensors cannot be read \(.+\): name a folder of files"),
-    "no file": (lambda f: next(f.glob("*.safetensors")).unlink(), r"index\.json names model-0.*, which is not there"),
-    "index of nothing": (lambda f: (f / INDEX).write_text('{"weight_map": 3}'), "weight_map"),
-}
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_faulty_folder_is_refused_before_a_run_starts(theirs, tmp_path, name):
-    spoil, text = FAULTS[name]
-    folder = tmp_path / "model"
-    shutil.copytree(theirs["llama"][1], folder)
-    TrainConfig(init_from=str(folder), seq_length=8, text="invented")
-    spoil(folder)
-    with pytest.raises(ValueError, match=text):
-        TrainConfig(init_from=str(folder), seq_length=8, text="invented")
+def test_a_faulty_folder_is_refused_before_a_run_starts(theirs, tmp_path):
+    """What else is wrong with folders: test_folders.py."""
+    folder = shutil.copytree(theirs["llama"][1], tmp_path / "model")
+    options = dict(init_from=str(folder), seq_length=8, text="invented")
+    TrainConfig(**options)
+    next(folder.glob("*.safetensors")).unlink()
+    with pytest.raises(ValueError, match=r"index\.json names model-0.*, which is not there"):
+        TrainConfig(**options)
 
 
 def load_faulty(folder, shape):
@@ -338,36 +231,43 @@ def test_nothing_is_half_loaded(theirs, four, tmp_path):
 
 def test_the_commands_of_readme(theirs, tmp_path, monkeypatch, capsys):
     """In this process: with what it exports the next run starts; a checkpoint that is resumed has the last word."""
-    start, run = str(theirs["llama, tied"][1]), str(tmp_path / "run")
-    options = ["--seq-length", "8", "--batch-size", "4", "--precision", "float64", "--text", "invented"]
-    options += ["--checkpoint-dir", run]
+    start, run, out = str(theirs["llama, tied"][1]), str(tmp_path / "run"), str(tmp_path / "out")
+    options = "labtrain --seq-length 8 --batch-size 4 --precision float64 --text invented --init-from"
 
-    def command(*more):
-        monkeypatch.setattr(sys, "argv", ["labtrain", *options, *more])
-        code = main()
-        return code, *capsys.readouterr()
+    def train_from(*given):
+        monkeypatch.setattr(sys, "argv", [*options.split(), *given])
+        return main()
 
-    code, out, error = command("--init-from", start, "--steps", "1")
-    assert code == 0, error
-    assert f"parameters in float64, weights from {start}; " in out
-    code, out, error = command("--init-from", start, "--steps", "2", "--resume")
-    assert code == 0 and "Resuming after step 1, from step_00000001" in out, error
-    assert export.main(run, str(tmp_path / "out")) == 0
-    assert "of step_00000002" in capsys.readouterr().out
-    options[-1] = str(tmp_path / "again")
-    code, out, error = command("--init-from", str(tmp_path / "out"), "--steps", "1")
-    assert code == 0, error
-    code, _, error = command("--init-from", start, "--steps", "1", "--num-layers", "3")
-    assert code == 2 and "--num-layers 3 contradicts --init-from " in re.sub(r"\s+", " ", error)
-    assert export.main(run) == 2
-    assert export.main(run, str(tmp_path / "out")) == 2
-    assert f"{tmp_path}/out exists: name a new folder" in capsys.readouterr().err
-    damaged = next((tmp_path / "run" / "step_00000002").glob("*.distcp"))
-    damaged.write_bytes(b"0" + damaged.read_bytes()[1:])
-    assert export.main(run, str(tmp_path / "other")) == 2
-    assert "has changed since it was written" in capsys.readouterr().err
-    assert export.main(str(tmp_path), str(tmp_path / "other")) == 2
-    assert not (tmp_path / "other").exists()
+    def export_to(folder):
+        return export.main(run, folder)
+
+    damaged = tmp_path / "run" / "step_00000002" / "__0_0.distcp"
+    for command, given, code, expected in (
+        (train_from, (start, "--checkpoint-dir", run, "--steps", "1"), 0, f"float64, weights from {start}; "),
+        (train_from, (start, "--checkpoint-dir", run, "--steps", "2", "--resume"), 0, "from step_00000001"),
+        (train_from, (start, "--num-layers", "3"), 2, "--num-layers 3 contradicts --init-from "),
+        (export.main, (run,), 2, ""),
+        (export_to, (out,), 0, "of step_00000002"),
+        (train_from, (out, "--steps", "1"), 0, ""),
+        (export_to, (out,), 2, f"{out} exists: name a new folder"),
+        (damaged.write_bytes, (b"0",), 1, ""),
+        (export_to, (f"{out}2",), 2, "has changed since it was written"),
+    ):
+        assert command(*given) == code, given
+        said = capsys.readouterr()
+        assert expected in re.sub(r"\s+", " ", said.out + said.err)
+    assert not Path(f"{out}2").exists()
+
+
+CONTRADICTIONS = {
+    "num_layers=3": "num_layers=3 contradicts init_from=.*, which has 2: leave it out",
+    "vocab_size=30": "vocab_size=30 contradicts init_from=.*, which has 29",
+    "mlp='swiglu'": "mlp='swiglu' contradicts init_from",
+    "seq_length=17": "seq_length=17 is more than the 16 positions of this model",
+    "text=None": "init_from=.* has nothing to learn: name a text, or a file of tokens",
+    "tp_size=3": "tp_size=3 does not divide num_attention_heads=8: use tp_size 1, 2, 4 or 8$",
+    "pp_size=4": "= 4 stages for num_layers=2: use fewer stages$",
+}
 
 
 def test_options_that_contradict_the_folder_are_refused(theirs):
@@ -376,92 +276,28 @@ def test_options_that_contradict_the_folder_are_refused(theirs):
     config = TrainConfig(**given, num_layers=4, tp_size=2)  # 4 is the default
     assert config.shape == replace(pretrained.read_shape(folder), seq_length=8)
     assert replace(config, steps=3).shape == config.shape
-    for options, text in [
-        (dict(num_layers=3), "num_layers=3 contradicts init_from=.*, which has 2: leave it out"),
-        (dict(vocab_size=30), "vocab_size=30 contradicts init_from=.*, which has 29"),
-        (dict(mlp="swiglu"), "mlp='swiglu' contradicts init_from"),
-        (dict(seq_length=17), "seq_length=17 is more than the 16 positions of this model"),
-        (dict(text=None), "init_from=.* has nothing to learn: name a text, or a file of tokens"),
-        (dict(tp_size=3), "tp_size=3 does not divide num_attention_heads=8: use tp_size 1, 2, 4 or 8$"),
-        (dict(pp_size=4), "= 4 stages for num_layers=2: use fewer stages$"),
-    ]:
+    for options, text in CONTRADICTIONS.items():
         with pytest.raises(ValueError, match=text):
-            TrainConfig(**given | options)
+            TrainConfig(**given | eval(f"dict({options})"))
     assert TrainConfig(**given | dict(text=None, check=8)).shape == config.shape  # it trains nothing
 
 
 def test_a_text_is_made_into_tokens_by_the_folder_s_tokenizer(theirs, tmp_path):
     """Whose words are numbered from 0; one that it does not know is the last."""
-    shutil.copytree(theirs["gpt2"][1], tmp_path / "model")
+    folder = shutil.copytree(theirs["gpt2"][1], tmp_path / "model")
     words = [f"w{number}" for number in range(28)]
     (tmp_path / "text").write_text(" ".join([*words, "not-known"] * 4))
-    config = dict(init_from=str(tmp_path / "model"), text=str(tmp_path / "text"), seq_length=8)
-    vocabulary = {word: number for number, word in enumerate([*words, "?"])}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="?"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
-    sample = TrainConfig(**config).make_dataset().sample(0, 40)
+
+    def train_with(vocabulary):
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="?"))
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+        tokenizer.save(str(folder / "tokenizer.json"))
+        return TrainConfig(init_from=str(folder), text=str(tmp_path / "text"), seq_length=8)
+
+    sample = train_with({word: number for number, word in enumerate([*words, "?"])}).make_dataset().sample(0, 40)
     assert list(sample) == [(sample[0] + i) % 29 for i in range(40)]
-    missing = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 29}, unk_token="?"))
-    missing.save(str(tmp_path / "model" / "tokenizer.json"))
     with pytest.raises(ValueError, match=r"token 0 of .*text is 29 by .*tokenizer\.json, and vocab_size=29: use the m"):
-        TrainConfig(**config)
-    (tmp_path / "model" / "tokenizer.json").write_text("{")
-    with pytest.raises(ValueError, match=r"tokenizer\.json cannot be read"):
-        TrainConfig(**config)
-
-
-def test_what_older_versions_and_plain_models_wrote_loads(theirs, tmp_path):
-    """A GPT2Model without an output layer, with masks as old files have; rope_theta outside rope_parameters."""
-    model, folder = theirs["gpt2"]
-    model.transformer.save_pretrained(tmp_path / "plain")
-    rewritten(tmp_path / "plain", lambda x: x.update({"h.0.attn.bias": torch.ones(1, 1, 16, 16)}))
-    mine = ParallelGPT(pretrained.read_shape(folder), groups_of_one().tp, dtype=torch.float64)
-    pretrained.load(tmp_path / "plain", mine, groups_of_one())
-    torch.testing.assert_close(mine(IDS), logits_of(model), rtol=1e-10, atol=1e-10)
-    shutil.copytree(theirs["llama"][1], tmp_path / "old")
-    edited(tmp_path / "old", rope_parameters=None, rope_theta=500.0)
-    assert pretrained.read_shape(tmp_path / "old") == pretrained.read_shape(theirs["llama"][1])
-    edited(tmp_path / "old", rope_theta=None)
-    assert pretrained.read_shape(tmp_path / "old").rotary_base == 10_000
-
-
-def test_a_shape_is_the_same_after_its_config_was_read_back():
-    """Also where a None stands for a number, and where an option has no effect."""
-    today = dict(norm="rmsnorm", mlp="swiglu", positions="rope", bias=False, tied=False)
-    of_experts = today | dict(num_experts=4, moe_ffn_hidden_size=12, top_k=3)
-    cases = [
-        ("gpt2", dict(mlp="gelu_tanh", norm_eps=1e-4, num_query_groups=4, top_k=1, rotary_base=5.0)),
-        ("gpt2", dict(ffn_hidden_size=20, tied=False)),
-        ("llama", today | dict(num_query_groups=2, rotary_base=5e5)),
-        ("mixtral", of_experts),
-        (None, of_experts | dict(num_shared_experts=1)),
-        (None, of_experts | dict(top_k=1)),
-        (None, of_experts | dict(bias=True)),
-        (None, dict(num_query_groups=2)),
-        (None, today | dict(mlp="gelu")),
-    ]
-    for family, options in cases:
-        shape = GPT(2, 16, 8, 29, 4, **options)
-        if family is None:
-            with pytest.raises(ValueError, match="is not the form of a model that transformers knows"):
-                config_of(shape)
-        else:
-            config = config_of(shape)
-            assert config["model_type"] == family
-            assert config_of(shape_of(config)) == config
-            assert shape_of(config).num_parameters == shape.num_parameters
-
-
-def test_a_shape_that_transformers_does_not_have_is_not_written(tmp_path):
-    model = ParallelGPT(GPT(1, 8, 4, 7, num_attention_heads=2, norm="rmsnorm"), groups_of_one().tp)
-    with pytest.raises(ValueError, match=r"norm='rmsnorm' is not the form of .*GPT2LMHeadModel, has norm='layernorm'"):
-        pretrained.save(tmp_path / "out", model, groups_of_one())
-    with pytest.raises(ValueError, match="exists: name a new folder"):
-        pretrained.save(
-            tmp_path, ParallelGPT(GPT(1, 8, 4, 7, num_attention_heads=2), groups_of_one().tp), groups_of_one()
-        )
-    assert list(tmp_path.iterdir()) == []
+        train_with({"?": 29})
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ def run(config):
 
 @pytest.mark.gloo  # the profiler has names for gloo's operations only
 def test_each_rank_writes_a_trace_of_its_steps(on_ranks, tmp_path):
-    folder = tmp_path / "new"
+    folder = tmp_path / "a" / "new"
     config = replace(TINY, pp_size=2, steps=4, profile_dir=str(folder), profile_step_start=3)
     (said, losses), (silent, _) = on_ranks(run, config)
     assert (said, silent) == (f"Traces are in {folder}\n", "")

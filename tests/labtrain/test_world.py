@@ -1,6 +1,7 @@
 """The same run under torchrun as two nodes; and what is read from the variables of torchrun and other launchers."""
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -20,7 +21,6 @@ from labtrain.world import (
     fresh,
     num_threads,
     silent_ranks,
-    world,
 )
 from tests.labtrain.processes import SIX, environment, finish, losses, start
 from tests.labtrain.tiny import TINY as TINY_CONFIG
@@ -28,8 +28,6 @@ from tests.labtrain.tiny import TINY as TINY_CONFIG
 
 @pytest.fixture
 def free_port():
-    import socket
-
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]
@@ -80,14 +78,12 @@ def test_ranks_with_different_options_are_refused(tmp_path):
         path.parent.mkdir()
         path.write_text("to be or not to be " * (10 if path is texts[0] else 11))
     config = replace(TINY_CONFIG, steps=1, batch_size=12)
+    where = ", ".join(f"{str(path)!r} on ranks [{rank}]" for rank, path in enumerate(texts))
     with World(3) as ranks:
         for options, message in [
             ([{"learning_rate": 0.02}, {}, {}], "learning_rate is 0.02 on ranks [0], 0.01 on ranks [1, 2]"),
             ([{}, {}, {"tp_size": 2}], "tp_size is 1 on ranks [0, 1], 2 on ranks [2]"),
-            (
-                [{"text": text} for text in texts],
-                f"text is {texts[0]!r} on ranks [0], {texts[1]!r} on ranks [1], {texts[2]!r} on ranks [2]",
-            ),
+            ([{"text": str(path)} for path in texts], f"text is {where}"),
         ]:
             said = ranks.run(refusal, [replace(config, **each) for each in options])
             assert said == [f"{message}: start every rank with the same options"] * 3
@@ -135,22 +131,6 @@ def test_a_script_of_sbatch_is_a_process_alone():
 def test_how_many_threads():
     assert num_threads(1, {}) == num_threads(4, {"OMP_NUM_THREADS": "9"})  # torch's own
     assert num_threads(1000, {}) == 1
-
-
-def test_cuda_finds_its_settings_when_it_is_first_asked(monkeypatch):
-    """It reads them once, and to be asked how many GPUs there are may be what starts it."""
-
-    def device_count():
-        seen.append([os.environ.get(f"CUDA_{name}") for name in ("MODULE_LOADING", "DEVICE_MAX_CONNECTIONS")])
-        return 0
-
-    seen = []
-    monkeypatch.setattr("labtrain.world.count_gpus", device_count)
-    for options in ({"one_queue": True}, {"posts_receives": False}):
-        monkeypatch.setattr(os, "environ", environment())
-        with world(**options):
-            pass
-    assert seen == [["EAGER", "1"], [None, None]]
 
 
 @pytest.mark.parametrize("given", [{}, {"OMP_NUM_THREADS": "1"}], ids=str)
