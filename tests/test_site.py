@@ -26,7 +26,7 @@ from tests.support import browser
 pytestmark = pytest.mark.skipif(not browser.find_chromium(), reason="needs Chromium or Chrome, and none is installed")
 
 NOTEBOOKS = "notebooks/01_group_layout.ipynb", "notebooks/04_row_parallel.ipynb", "notebooks/08_3d_parallel.ipynb"
-OTHERS = "play.md", "symbols.md", "glossary.md", "labkit/layout.py", "course/plain_gpt.py"
+OTHERS = "play.md", "symbols.md", "glossary.md", "labkit/grid.py", "course/plain_gpt.py"
 KEYS, TAPS, CLICK_EVERY = 6, 3, 3
 PHONE = 600  # pixels: page.js asks for a narrow picture where the screen has no more
 POLICY = "; ".join(map(" ".join, pages.POLICY.items()))
@@ -341,7 +341,7 @@ def violations(page, **options):
 @pytest.mark.parametrize("width", [390, 768, 1280])
 def test_pages_fit_the_screen_in_both_schemes_and_axe_finds_nothing(opened, width):
     page = opened("/index.html", NO_PYTHON, viewport={"width": width, "height": 800}, color_scheme="light")
-    names = ["index.html", "notebooks/04_row_parallel.html", "labkit/layout.py.html"]
+    names = ["index.html", "notebooks/04_row_parallel.html", "labkit/grid.py.html"]
     root = page.url.removesuffix("index.html")
     for name in names if width == 1280 else names[:2]:  # axe takes seconds for a page of source
         has_colours = width == 1280 or name == "index.html"  # those of a long page are the same at each width
@@ -394,7 +394,7 @@ def test_on_a_phone_a_timeline_is_seen_whole_in_letters_that_can_be_read(phone):
     wide, sizes = phone.evaluate(LETTERS, "schedule_explorer")
     assert wide == 0 and len(sizes) > 50 and min(sizes) >= 16
     slider = place.get_by_role("slider", name="micro-batches m")
-    slider.scroll_into_view_if_needed()  # it moves with its picture in view
+    slider.evaluate("(each) => each.focus()")  # it moves with its picture in view
     paper, control = place.locator(".paper").bounding_box(), slider.bounding_box()
     assert paper["y"] >= 0 and paper["y"] + paper["height"] <= control["y"] < 800
     assert paper["height"] <= 0.45 * 800 + 2
