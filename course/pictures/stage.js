@@ -472,7 +472,8 @@ function render({ model, el }) {
     const isThere = told && drawn[told.dataset.key]?.group === told;
     if (isThere && !followed) say(told);  // what it says now
     else if (followed || told || !fact.textContent) light(null);
-    if (!marks.querySelector("[tabindex='0']")) marks.querySelector("[aria-label]")?.setAttribute("tabindex", 0);
+    const stay = (which) => marks.querySelector(`:scope > ${which}:not(.leaving)`);
+    if (!stay("[tabindex='0']")) stay("[aria-label]")?.setAttribute("tabindex", 0);
   }
 
   // -- steps

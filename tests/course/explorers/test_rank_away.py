@@ -47,3 +47,14 @@ def test_it_is_pressed_by_keys(page):
     walk_to(page, "0.rank1")  # in its place beside the title
     page.keyboard.press(" ")
     page.get_by_text("step 1 of").wait_for()
+
+
+def test_keys_reach_the_picture_when_the_mark_that_had_them_is_gone(page):
+    page.locator("svg g[tabindex='0']").evaluate("mark => mark.removeAttribute('tabindex')")
+    page.locator("[data-key='0.start3.3']").evaluate("mark => mark.setAttribute('tabindex', 0)")  # not of a standstill
+    page.locator("[data-key='0.rank2']").click()
+    page.get_by_text("Rank 2 does not come, and this stands still").wait_for()
+    page.wait_for_timeout(600)
+    assert page.locator("svg g[tabindex='0']").count() == 1
+    page.locator("[data-key='0.rank2']").click()
+    page.get_by_text("step 1 of").wait_for()
