@@ -288,9 +288,15 @@ LEFT_OUT = {
         "the bias of each router (256 numbers in 58 layers, updated without a gradient) and the module that predicts "
         "the token after next (about 14 billion parameters)"
     ),
+    "Kimi K2": "the bias of each router (384 numbers in 60 layers, updated without a gradient)",
 }
 """What these counts do not have, by model."""
-_INCOMPLETE = {"Llama 4 Maverick": LLAMA_4_MAVERICK, "GPT-OSS 120B": GPT_OSS_120B, "DeepSeek-V3": DEEPSEEK_V3}
+_INCOMPLETE = {
+    "Llama 4 Maverick": LLAMA_4_MAVERICK,
+    "GPT-OSS 120B": GPT_OSS_120B,
+    "DeepSeek-V3": DEEPSEEK_V3,
+    "Kimi K2": KIMI_K2,
+}
 
 
 def left_out(model: GPT) -> str | None:

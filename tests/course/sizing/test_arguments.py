@@ -14,14 +14,17 @@ import pytest
 
 from course.sizing import Plan
 from course.sizing.arguments import Arguments, arguments
+from course.sizing.runs import MODELS
 from course.sizing.shapes import (
     DEEPSEEK_V3,
     GPT_OSS_120B,
     KIMI_K2,
+    LEFT_OUT,
     MIXTRAL_8X22B,
     QWEN3_30B_A3B,
     TODAY,
     AnyGPT,
+    left_out,
     query_size,
 )
 from labkit.shape import GPT
@@ -374,6 +377,7 @@ def test_what_a_plan_does_not_know_of_a_model_is_said(framework):
     named = {name: arguments(PLANS[name], framework).missing[-1] for name in ("oss", "latent", "qwen")}
     assert named["oss"].startswith("GPT-OSS 120B has more than a plan says: the biases in attention")
     assert "predicts the token after next" in named["latent"] and "has more" not in named["qwen"]
+    assert set(LEFT_OUT) == {name for name, model in MODELS.items() if left_out(model)}
 
 
 def test_torchtitan_has_configurations_of_this_year():

@@ -45,6 +45,7 @@ KNOWN = vars(sizing) | {each.__name__: each for each in CALLED}
 KNOWN |= dict(TINY=TINY, GPT_3=GPT_3, EXPERTS=EXPERTS, V=V, OF_EXPERTS=OF_EXPERTS, SHARDED=SHARDED, ROUTED=ROUTED)
 KNOWN |= dict(CONSTANTS=CONSTANTS, DEEPSEEK_V3=DEEPSEEK_V3, inf=inf, nan=nan)
 REFUSED = {
+    "runs.KINDS['H300']": "'H300' is not a kind of GPU: use one of H100, ",
     "arguments(SHARDED, 'nemo')": "framework='nemo' is unknown: use megatron-lm, torchtitan, labkit",
     "arguments(SHARDED, 'labkit', gpus_per_node=3)": "gpus_per_node=3 does not divide world_size=8",
     "attention_messages(TINY, 'star', 2)": "context_parallel='star' is unknown: use ring, ulysses, all_gather",
