@@ -42,6 +42,7 @@ def test_what_nccl_says_when_a_rank_never_comes_is_said_in_words():
     report = failure_report({0: death(signal.SIGABRT, words)}, Look(1, {}, frozenset()))[1]
     assert "SIGABRT: its GPU waited timeout_seconds in an operation, named below" in report
     assert "OpType=ALLREDUCE" in report and "frame #" not in report and "strict" not in report
+    assert "GPU" not in death(signal.SIGABRT, ["last words"]).text
 
 
 def test_report_tells_the_code_of_a_package_above_labkit_from_the_learners(monkeypatch):
