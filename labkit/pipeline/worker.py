@@ -128,8 +128,9 @@ class Stage:
         self.is_last = number == schedule.num_stages - 1
         self.trains = BACKWARD in schedule.kinds
         self.splits_backward = WEIGHT_GRADIENT in schedule.kinds
-        is_averaged = average and isinstance(chunk, DataParallelBase)
-        replica_groups = chunk.groups if is_averaged else ()
+        replica_groups: Sequence[dist.ProcessGroup] = ()
+        if average and isinstance(chunk, DataParallelBase):
+            replica_groups = chunk.groups
         self.loss_weights: list[float] = []
         if self.is_last:
             self.loss_weights = _loss_weights(inputs, targets, ignore_index, replica_groups)

@@ -1,6 +1,7 @@
 """A rank is dragged out of a collective on a page, by mouse and by keys: the others stand still."""
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.support import browser, living_page
 
@@ -15,8 +16,14 @@ def page():
         yield page
 
 
+def settle(page):
+    """Wait until no mark of the picture before fades any more."""
+    expect(page.locator("svg .leaving")).to_have_count(0)
+
+
 def walk_to(page, key):
     """Go by arrow keys from mark to mark, to the one with this key: those of ranks are at the left."""
+    settle(page)
     page.locator("svg g[tabindex='0']").focus()
     for arrow in 30 * ["ArrowLeft"] + 8 * ["ArrowDown"] + 8 * ["ArrowUp"]:
         if page.evaluate("document.activeElement.dataset.key") == key:
@@ -50,11 +57,12 @@ def test_it_is_pressed_by_keys(page):
 
 
 def test_keys_reach_the_picture_when_the_mark_that_had_them_is_gone(page):
+    settle(page)
     page.locator("svg g[tabindex='0']").evaluate("mark => mark.removeAttribute('tabindex')")
     page.locator("[data-key='0.start3.3']").evaluate("mark => mark.setAttribute('tabindex', 0)")  # not of a standstill
     page.locator("[data-key='0.rank2']").click()
     page.get_by_text("Rank 2 does not come, and this stands still").wait_for()
-    page.wait_for_timeout(600)
+    settle(page)
     assert page.locator("svg g[tabindex='0']").count() == 1
     page.locator("[data-key='0.rank2']").click()
     page.get_by_text("step 1 of").wait_for()

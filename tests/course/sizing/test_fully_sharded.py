@@ -113,7 +113,7 @@ def steps_of(configs):
                 trainer.step()
             of_copies, sent = {}, 0.0  # the all-reduces of hybrid sharding, and in each a flag for each parameter
             for flat in trainer.chunks[0]._flats:
-                for group in flat.replicas:
+                for group in flat.replica_groups:
                     ranks = tuple(dist.get_process_group_ranks(group))
                     of_copies[ranks] = of_copies.get(ranks, 0) + 4 * len(flat.parameters)
             for operation, group, size, *_ in map(astuple, log.records):
