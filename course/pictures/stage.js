@@ -408,6 +408,8 @@ function render({ model, el }) {
     const home = el.closest(".labkit-explorer");
     if (home) moveNumbers(home);
     home?.classList.toggle("labkit-beside", home.clientWidth >= ROOM_BESIDE && innerHeight < LOW);
+    // A class: with :has() in its place, each change of the picture costs 10 ms more of style.
+    home?.classList.toggle("labkit-grouped", home.querySelector(".labkit-group") !== null);
     if (wasNarrow === isNarrow()) return;
     wasNarrow = isNarrow();
     drawn = {};
