@@ -10,7 +10,7 @@ const SPEEDS = [0.25, 0.5, 1, 2, 4];
 const SECONDS_A_MOMENT = 0.6, LEAST_SECONDS = 8, MOST_SECONDS = 45;  // a clock that plays: from one start to the next
 const MOST_PALE = 600;  // marks: with more, what is still to come is not pale, which takes a browser too long to paint
 const SILENT = 3000;  // milliseconds in which a clock that plays says nothing to those who hear it
-const ROOM_BESIDE = 1040, LOW = 860;  // pixels: an explorer so wide, in a window so low, has its controls beside its picture
+const ROOM_BESIDE = 1040, ROOM_BESIDE_GROUPS = 920, LOW = 860;  // pixels: an explorer so wide, in a window so low, has its controls beside its picture
 const ABOVE = 310;  // pixels: a browser tab of JupyterLab, and an explorer's sentence, buttons and facts
 const PIXELS_A_STEP = 24, ANSWERED = 1000;  // from step to step of a number that is dragged; milliseconds until it goes on unanswered
 const MOST_MOVING = 160;  // marks: with more, a browser without a graphics card takes longer to move than to draw them
@@ -407,9 +407,11 @@ function render({ model, el }) {
   const resized = new ResizeObserver(() => {
     const home = el.closest(".labkit-explorer");
     if (home) moveNumbers(home);
-    home?.classList.toggle("labkit-beside", home.clientWidth >= ROOM_BESIDE && innerHeight < LOW);
+    const isGrouped = home?.querySelector(".labkit-group") != null;
+    const isWide = home?.clientWidth >= (isGrouped ? ROOM_BESIDE_GROUPS : ROOM_BESIDE);
+    home?.classList.toggle("labkit-beside", isWide && innerHeight < LOW);
     // A class: with :has() in its place, each change of the picture costs 10 ms more of style.
-    home?.classList.toggle("labkit-grouped", home.querySelector(".labkit-group") !== null);
+    home?.classList.toggle("labkit-grouped", isGrouped);
     if (wasNarrow === isNarrow()) return;
     wasNarrow = isNarrow();
     drawn = {};

@@ -14,7 +14,10 @@ from course.publish.living import explorer_call, explorer_place, folded
 ROOT = Path(__file__).parents[2]
 FRONT = Path(__file__).with_name("site") / "front.md"
 AT_THE_DOOR = "layout_explorer"
-ABOUT = """# Play
+ABOUT = """---
+html_theme.sidebar_secondary.remove: true
+---
+# Play
 
 Move a control by mouse, finger or keys: Python computes in this tab what follows from it. A choice that does not fit
 moves others, and says which. The address keeps what you see, so that you can send it.
