@@ -149,8 +149,10 @@ class Stage:
             return self.forward(op, arrived)
         if op.kind == BACKWARD:
             return self.backward(op, arrived)
-        compute_weight_gradients = self._weight_gradients.pop(op.micro_batch)
-        return compute_weight_gradients()
+        compute_weight_gradients = self._weight_gradients.pop(op.micro_batch, None)
+        if compute_weight_gradients is not None:  # None: nothing on this stage is trained
+            compute_weight_gradients()
+        return None
 
     def forward(self, op: Op, x: Any) -> torch.Tensor:
         """Return the chunk's output, on the last stage its share of the loss."""
@@ -187,11 +189,9 @@ class Stage:
         of their own.
         """
         x, root = self._held.pop(op.micro_batch)
-        if root is None:  # nothing on this stage is trained
-            self._weight_gradients[op.micro_batch] = lambda: None
-        elif self.splits_backward:
+        if root is not None and self.splits_backward:
             self._weight_gradients[op.micro_batch] = split_backward(root, x, grad)
-        else:
+        elif root is not None:
             torch.autograd.backward(root, grad)
         # None on a first stage, where nobody takes it, or if the output does not depend on x
         return torch.zeros_like(x) if x.grad is None else x.grad
