@@ -1,5 +1,6 @@
 """Decide where each GPU's box goes: nodes side by side and below each other, with boxes as large as possible."""
 
+from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
@@ -46,6 +47,7 @@ class FloorPlan(NamedTuple):
         return min(width / self.size[0], height / self.size[1])
 
 
+@lru_cache(maxsize=256)
 def floor_plan(world_size: int, gpus_per_node: int, width: float, height: float) -> FloorPlan:
     """Return the plan with the largest boxes in a rectangle of these proportions; full rows of nodes may cost a little.
 

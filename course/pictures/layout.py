@@ -69,7 +69,7 @@ def draw_layout(
             marks += (own := [*grid(axis, x=x, y=y, width=wide - 16, height=height)])
             panels.append((x, y, wide - BESIDE, max(mark.bottom for mark in own) + 16 - y))
     for axis in axes:
-        groups, crossing = layout.groups(axis), len(layout.crossings(axis, gpus_per_node))
+        groups, crossing = _groups(layout, axis), _num_crossing(layout, axis, gpus_per_node)
         cells = [f"{AXIS_NAME[axis]} ({axis} {layout.size(axis)})", f"{len(groups)} of {layout.size(axis)}"]
         cells += [str(crossing or "none"), *(map(bytes_text, traffic[axis]) if traffic else ())]
         lists = [f"{group_letter(index)} {ranks_text(group)}" for index, group in enumerate(groups[:MOST_GROUPS])]
@@ -111,7 +111,7 @@ def describe_groups(layout: ParallelLayout, axis: str, gpus_per_node: int) -> st
     >>> describe_groups(ParallelLayout(16, tp_size=2, pp_size=4), "pp", gpus_per_node=8)
     '4 groups of 4, all cross nodes'
     """
-    size, crossing = layout.size(axis), len(layout.crossings(axis, gpus_per_node))
+    size, crossing = layout.size(axis), _num_crossing(layout, axis, gpus_per_node)
     groups = layout.world_size // size
     where = "crosses nodes" if groups == 1 else "all cross nodes" if crossing == groups else f"{crossing} cross nodes"
     if not crossing:
@@ -135,8 +135,8 @@ def _grid(
 ) -> Iterator[Mark]:  # fmt: skip
     """Yield the marks of one grid from its corner on: a box for each GPU or, where those are too small, each node."""
     color, name, key, top = AXIS_COLOR[axis], AXIS_NAME[axis], f"{prefix}{axis}", y + HEAD
-    group_of = {each: _groups(layout, each) for each in axes_in_use(layout)}
-    says = "in both grids: " * (axis == "pp" and "ep" in group_of) + describe_groups(layout, axis, node_size)
+    has_two_grids = "ep" in axes_in_use(layout)
+    says = "in both grids: " * (axis == "pp" and has_two_grids) + describe_groups(layout, axis, node_size)
     yield from heading(key, x, y, f"{name} groups", says, color)
     first, end = (0, layout.world_size) if node is None else (node * node_size, (node + 1) * node_size)
     cells = [[rank] for rank in range(first, min(end, layout.world_size))]
@@ -155,9 +155,12 @@ def _grid(
     if len(cells) <= MOST_LINES and layout.size(axis) > 1 and node is None and not small:
         peers = [*_peers(layout, centres, (unit, high), key, axis, node_size, traffic)]
         yield from sorted(peers, key=lambda mark: mark.shape)  # outlines are below lines
-    held = [tuple(sorted({group_of[axis][rank] for rank in cell})) for cell in cells]
+    group_of, members = _group_of(layout, axis), _groups(layout, axis)
+    held = [tuple(sorted({group_of[rank] for rank in cell})) for cell in cells]
     kinds = {kind: number for number, kind in enumerate(dict.fromkeys(held))}
     side, tall = ((0.92 if small else BOX) * length for length in (unit, high))
+    peers_of, coords = _peers_of(layout, prefix), () if small else _coords(layout)
+    size = max(SMALLEST if has_two_grids else 0, min(16, 0.42 * high))
     for (rank, *others), groups, (cx, cy) in zip(cells, held, centres):
         letters, number = [group_letter(groups[0]), group_letter(groups[-1])], rank // node_size
         if small:
@@ -169,14 +172,13 @@ def _grid(
             own, look = f"{key}.block{number}", Look(same=f"node{number}", click=True)
         else:
             text, strength = f"{letters[0]}\n{rank}", TINTS[groups[0] % len(TINTS)]
-            fact = f"{name} group {letters[0]} {ranks_text(layout.group_of(rank, axis))}"
+            fact = f"{name} group {letters[0]} {ranks_text(members[groups[0]])}"
             fact = f"GPU {rank}: {fact}" if axis == "tp" else fact
             fact += f": {_experts_text(layout, rank, num_experts)}" if axis == "ep" and num_experts else ""
-            own = ".".join(map(str, (key, *layout.coords(rank))))
-            size = max(SMALLEST if "ep" in group_of else 0, min(16, 0.42 * high))
+            own = f"{key}.{coords[rank]}"
             look = Look(same=f"{prefix}gpu{rank}", size=size)
         tags = tuple(f"{key}{index}" for index in groups)
-        lights = tags if len(groups) > 1 else tuple(f"{prefix}{each}{of[rank]}" for each, of in group_of.items())
+        lights = tags if len(groups) > 1 else peers_of[rank]
         place = cx - side / 2, cy - tall / 2, side, tall
         look |= dict(fact=fact, tags=tags, lights=lights)
         yield box(own, *place, tint(color, strength), (text, "" if small else letters[0]), **look)
@@ -205,10 +207,13 @@ def _peers(
     if traffic and (most := max(each.total_bytes for each in traffic.values())):
         width = 1 + (WIDEST_LINE - 1) * traffic[axis].total_bytes / most
         sends = f", {bytes_text(traffic[axis].total_bytes)} a step in all {name} groups"
-    for index, group in enumerate(layout.groups(axis)):
+    for index, group in enumerate(_groups(layout, axis)):
         parts = [[*part] for _, part in groupby(group, lambda rank: rank // node_size)]
         fact = f"{name} group {group_letter(index)}: {'leaves its node' if len(parts) > 1 else 'in one node'}{sends}"
-        look, side_by_side = Look(fact=fact, tags=(f"{key}{index}",)), all(_is_block(part, centres) for part in parts)
+        look, side_by_side = Look(fact=fact, tags=(f"{key}{index}",)), True
+        for part in parts:
+            first = part[0] - part[0] % node_size
+            side_by_side &= _is_block([centres[rank] for rank in part], centres[first : first + node_size])
         for number, part in enumerate(parts if side_by_side else ()):
             if len(part) > 1:
                 edge = dict[str, Any](edge=AXIS_COLOR[axis], edge_width=min(width, WIDEST_EDGE), radius=6)
@@ -225,12 +230,10 @@ def _peers(
         yield line(f"{key}.ring{index}", points, AXIS_COLOR[axis], width, **look)
 
 
-def _is_block(ranks: Sequence[int], centres: Sequence[Point]) -> bool:
-    """Say whether these GPUs, of one node, fill a rectangle: then an outline around them has nobody else in it."""
-    (left, right), (top, bottom) = (
-        (min(side), max(side)) for side in zip(*(centres[rank] for rank in ranks), strict=True)
-    )
-    return sum(left <= x <= right and top <= y <= bottom for x, y in centres) == len(ranks)
+def _is_block(part: Sequence[Point], node: Sequence[Point]) -> bool:
+    """Say whether a part of a node's GPUs fills a rectangle: then an outline around them has nobody else in it."""
+    (left, right), (top, bottom) = ((min(side), max(side)) for side in zip(*part, strict=True))
+    return sum(left <= x <= right and top <= y <= bottom for x, y in node) == len(part)
 
 
 def _outline(centres: Sequence[Point], unit: Point) -> tuple[float, float, float, float]:
@@ -265,5 +268,30 @@ def _experts_text(layout: ParallelLayout, rank: int, num_experts: int) -> str:
 
 
 @lru_cache(maxsize=64)
-def _groups(layout: ParallelLayout, axis: str) -> dict[int, int]:
-    return {rank: index for index, group in enumerate(layout.groups(axis)) for rank in group}
+def _groups(layout: ParallelLayout, axis: str) -> list[list[int]]:
+    return layout.groups(axis)
+
+
+@lru_cache(maxsize=64)
+def _num_crossing(layout: ParallelLayout, axis: str, gpus_per_node: int) -> int:
+    return len(layout.crossings(axis, gpus_per_node))
+
+
+@lru_cache(maxsize=64)
+def _group_of(layout: ParallelLayout, axis: str) -> list[int]:
+    """Return the number of each rank's group."""
+    index_of = {rank: index for index, group in enumerate(_groups(layout, axis)) for rank in group}
+    return [index_of[rank] for rank in range(layout.world_size)]
+
+
+@lru_cache(maxsize=64)
+def _peers_of(layout: ParallelLayout, prefix: str) -> list[tuple[str, ...]]:
+    """Return the tags of each rank's groups, one for each axis."""
+    by_axis = ([f"{prefix}{axis}{index}" for index in _group_of(layout, axis)] for axis in axes_in_use(layout))
+    return [*zip(*by_axis, strict=True)]
+
+
+@lru_cache(maxsize=64)
+def _coords(layout: ParallelLayout) -> list[str]:
+    """Return the coordinates of each rank, as a key has them."""
+    return [".".join(map(str, layout.coords(rank))) for rank in range(layout.world_size)]

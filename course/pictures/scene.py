@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from html import escape
 from math import atan2, cos, sin
 from typing import Any, Literal, NamedTuple
@@ -23,7 +23,7 @@ EM, LINE = 0.62, 1.25  # times the size of a text: its letters' mean width, with
 TEXT = f'font-family="\'DejaVu Sans\', Verdana, system-ui, sans-serif" font-size="{USUAL}" text-anchor="middle"'
 """How all text looks that says nothing else, as stage.css has it too."""
 MARGIN, ARROW = 8.0, 9.0  # around the marks; the length of a head
-FOR_A_STAGE = r' data-[a-z]+="[^"]*"|<title>.*?</title>'
+FOR_A_STAGE = r' (?:data-[a-z]+|aria-label)="[^"]*"'
 Look = dict[str, Any]  # of a mark: what `box`, `label` and `line` pass on
 
 
@@ -93,10 +93,10 @@ class Mark:
         says |= {"line": "1" * (self.shape == "line"), "row": self.row, "name": self.name, "short": self.short}
         says["ink"] = self.ink if self.name and self.ink != INK else ""
         says |= {"level": "" if self.level is None else f"{self.level:.3g}", "awaits": " ".join(self.awaits)}
-        words = "".join(f' data-{name}="{escape(value)}"' for name, value in says.items() if value)
-        title = f"<title>{escape(self.fact)}</title>" if self.fact else ""
+        words = "".join(f' data-{name}="{_escaped(value)}"' for name, value in says.items() if value)
+        words += f' aria-label="{_escaped(self.fact)}"' if self.fact else ""
         place = f"transform:translate({_number(self.x)}px,{_number(self.y)}px)"
-        return f'<g{words} style="{place}">{title}{"".join(self._parts())}</g>'
+        return f'<g{words} style="{place}">{"".join(self._parts())}</g>'
 
     def _parts(self) -> Iterable[str]:
         dashes = ' stroke-dasharray="4 3"' if self.dashed else ""
@@ -118,7 +118,7 @@ class Mark:
         for number, line in enumerate(lines):  # around the middle of a box; a label has no size
             y = self.height / 2 + (number - (len(lines) - 1) / 2) * self.size * LINE
             place = f'x="{_number(self.width / 2)}" y="{_number(y + 0.35 * self.size)}"'
-            yield f"<text {place}{look}>{escape(line)}</text>"
+            yield f"<text {place}{look}>{_escaped(line)}</text>"
 
 
 def box(
@@ -130,8 +130,11 @@ def box(
     Boxes with the same word in ``together`` light each other.
     """
     ways, size, bold = (text,) if isinstance(text, str) else text, look.pop("size", USUAL), look.get("bold", False)
-    sizes = ((way, fitting(way, width - 4, height - 2, size, bold)) for way in ways)
-    text, size = next(((way, size) for way, size in sizes if size), ("", size))
+    text = ""
+    for way in ways:
+        if fits := fitting(way, width - 4, height - 2, size, bold):
+            text, size = way, fits
+            break
     look = dict(tags=(together,), lights=(together,)) | look if together else look
     return Mark(key, "box", x, y, width, height, fill, text=text, size=size, **{"ink": text_on(fill), **look})
 
@@ -281,5 +284,9 @@ def _path(points: Iterable[tuple[float, float]]) -> str:
     return "L".join(f"{_number(x)} {_number(y)}" for x, y in points)
 
 
+_escaped = lru_cache(maxsize=4096)(escape)  # marks repeat, from picture to picture too
+
+
+@lru_cache(maxsize=4096)
 def _number(value: float) -> str:
     return f"{round(value, 1):g}"

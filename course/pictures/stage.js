@@ -31,12 +31,9 @@ function parse(fragments, clicks, journeys) {
   holder.innerHTML = `<svg>${fragments.join("")}</svg>`;
   const groups = [...holder.firstChild.children];
   for (const group of groups) {
-    const title = group.querySelector("title");  // the fact: said below the picture, not in a box over it
-    if (!title) continue;
-    group.setAttribute("aria-label", title.textContent);
+    if (!group.hasAttribute("aria-label")) continue;  // its fact
     const { drag, drop, click } = group.dataset;
     group.setAttribute("role", drag || drop || (click && clicks) || followable(group, journeys) ? "button" : "img");
-    title.remove();
   }
   return groups;
 }
@@ -55,15 +52,18 @@ function stack(panels, group) {
 }
 
 function morph(old, now) {
-  for (const { name } of [...old.attributes]) {
+  for (const name of old.getAttributeNames()) {  // names: a node for each attribute would take twice as long
     if (!now.hasAttribute(name) && name !== "tabindex" && name !== "class") old.removeAttribute(name);
   }
-  for (const { name, value } of now.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  for (const name of now.getAttributeNames()) {
+    const value = now.getAttribute(name);
+    if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  }
   const [before, after] = [[...old.children], [...now.children]];
   if (before.length !== after.length || before.some((child, i) => child.tagName !== after[i].tagName)) {
     old.replaceChildren(...after);
   } else if (after.length) {
-    before.forEach((child, i) => morph(child, after[i]));
+    before.forEach((child, i) => child.isEqualNode(after[i]) || morph(child, after[i]));
   } else if (old.textContent !== now.textContent) {
     old.textContent = now.textContent;
   }

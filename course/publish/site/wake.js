@@ -25,7 +25,7 @@
 
   // What is wider than its box scrolls: keys reach it there, and it says what it is.
   function reach() {
-    var boxes = document.querySelectorAll("main, main *"), i;
+    var boxes = document.querySelectorAll("main, main :not(svg *)"), i;
     for (i = 0; i < boxes.length; i++) {
       var box = boxes[i];
       var scrolls = box.scrollWidth > box.clientWidth + 1 && /auto|scroll/.test(getComputedStyle(box).overflowX);

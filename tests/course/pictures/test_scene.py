@@ -33,7 +33,7 @@ def scene():
 def test_a_mark_is_a_group_with_its_fact_and_its_place(scene):
     groups = {mark.key: ElementTree.fromstring(mark.svg) for mark in scene.marks}
     assert all(group.get("data-key") == key for key, group in groups.items())
-    assert groups["one"].find("title").text == "Rank 0 < rank 1"
+    assert groups["one"].get("aria-label") == "Rank 0 < rank 1"
     assert groups["one"].get("style") == "transform:translate(10px,60px)" and groups["one"].get("data-lights") == "b"
     assert [text.text for text in groups["two"].iter("text")] == ["1", "B"]
     assert groups["shy"].get("data-shy") == "1" and groups["two"].get("data-drop") == "1"
