@@ -159,7 +159,7 @@ def _grid(
     held = [tuple(sorted({group_of[rank] for rank in cell})) for cell in cells]
     kinds = {kind: number for number, kind in enumerate(dict.fromkeys(held))}
     side, tall = ((0.92 if small else BOX) * length for length in (unit, high))
-    peers_of, coords = _peers_of(layout, prefix), () if small else _coords(layout)
+    peers_of = _peers_of(layout, prefix)
     size = max(SMALLEST if has_two_grids else 0, min(16, 0.42 * high))
     for (rank, *others), groups, (cx, cy) in zip(cells, held, centres):
         letters, number = [group_letter(groups[0]), group_letter(groups[-1])], rank // node_size
@@ -175,7 +175,7 @@ def _grid(
             fact = f"{name} group {letters[0]} {ranks_text(members[groups[0]])}"
             fact = f"GPU {rank}: {fact}" if axis == "tp" else fact
             fact += f": {_experts_text(layout, rank, num_experts)}" if axis == "ep" and num_experts else ""
-            own = f"{key}.{coords[rank]}"
+            own = f"{key}.gpu{rank}"
             look = Look(same=f"{prefix}gpu{rank}", size=size)
         tags = tuple(f"{key}{index}" for index in groups)
         lights = tags if len(groups) > 1 else peers_of[rank]
@@ -289,9 +289,3 @@ def _peers_of(layout: ParallelLayout, prefix: str) -> list[tuple[str, ...]]:
     """Return the tags of each rank's groups, one for each axis."""
     by_axis = ([f"{prefix}{axis}{index}" for index in _group_of(layout, axis)] for axis in axes_in_use(layout))
     return [*zip(*by_axis, strict=True)]
-
-
-@lru_cache(maxsize=64)
-def _coords(layout: ParallelLayout) -> list[str]:
-    """Return the coordinates of each rank, as a key has them."""
-    return [".".join(map(str, layout.coords(rank))) for rank in range(layout.world_size)]

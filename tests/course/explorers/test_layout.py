@@ -85,7 +85,7 @@ def test_a_click_on_a_node_shows_its_gpus_and_back(explorer):
     assert "tp.node5" in scene(explorer).by_key and "all nodes" in scene(explorer).by_key
     explorer.choose(world_size=32)  # which has no node 5
     assert "all nodes" not in scene(explorer).by_key
-    explorer.click("tp.0.0.0.0")
+    explorer.click("tp.gpu0")
     assert explorer.node is None
 
 

@@ -16,8 +16,7 @@ TWO_NODES = ParallelLayout(16, tp_size=2, pp_size=4, order="tp-dp-pp")
 
 def gpus(scene, layout, axis, prefix=""):
     """The box of each rank in the grid of an axis."""
-    places = [layout.coords(rank) for rank in range(layout.world_size)]
-    return [scene.by_key[f"{prefix}{axis}.{at.tp}.{at.cp}.{at.dp}.{at.pp}"] for at in places]
+    return [scene.by_key[f"{prefix}{axis}.gpu{rank}"] for rank in range(layout.world_size)]
 
 
 @pytest.mark.parametrize("axis", ["tp", "dp", "pp"])
@@ -102,12 +101,12 @@ def test_what_a_box_is_stands_above_the_picture():
     assert draw_layout(ParallelLayout(128, 8, 4)).journeys[""].startswith("A box is a node of 8 GPUs.")
 
 
-def test_a_different_order_moves_boxes_and_changes_no_key():
-    layouts = TWO_NODES, ParallelLayout(16, 2, 4, order="tp-pp-dp")
-    one, other = ({mark.key: (mark.x, mark.y) for mark in draw_layout(layout).marks if mark.same} for layout in layouts)
-    moved = {key for key in one if one[key] != other[key]}
-    assert one.keys() == other.keys()
-    assert "dp.0.0.1.0" in moved and "dp.0.0.0.0" not in moved
+@pytest.mark.parametrize("other", [ParallelLayout(16, 2, 4, order="tp-pp-dp"), ParallelLayout(16, 8, 1)])
+def test_a_gpu_stays_where_it_is_whatever_its_groups(other):
+    drawn = [draw_layout(layout) for layout in (TWO_NODES, other)]
+    one, two = ({mark.key: (mark.x, mark.y, mark.same) for mark in scene.marks if mark.same} for scene in drawn)
+    assert one == two
+    assert [scene.by_key["dp.gpu6"].text for scene in drawn] == ["C\n6", "G\n6"]
 
 
 @pytest.mark.parametrize("world_size", [16, 64, 128, 256, 1024])
