@@ -53,7 +53,9 @@ class OnSlide(Folded):
 
     def __init__(self, wide: Wide):
         self.band = WIDTH - START - (BARS + 2 * GAP if wide.beside else 0)
-        super().__init__(wide, wide.right - LEFT)
+        axis = label("slide.axis", 0, 0, f"Rows: ranks. Axis: {wide.unit}.")
+        colourless = Mark("slide.rows", "box", 0, 0)
+        super().__init__(replace(wide, legend=[*wide.legend, (colourless, axis)]), wide.right - LEFT)
         self.top = LINE * (not wide.names_blocks)
         self.end = self.top + self.height
         longest = max((mark.right for _, mark in wide.beside if mark.shape == "box"), default=self.bars + 1)
@@ -64,8 +66,8 @@ class OnSlide(Folded):
         yield from super().head(key, y, block)
         yield label(f"{key}.facts", text_width(f"{block.title} ", LETTERS), y, block.facts, size=LETTERS)
 
-    def said(self) -> list[str]:
-        return []
+    def facts(self) -> Iterator[Mark]:
+        return iter(())  # they stand above the rows and in the legend
 
     def beside(self) -> Iterator[Mark]:
         for number, block in enumerate(self.wide.blocks if self.wide.beside else ()):
