@@ -161,7 +161,9 @@ def test_an_explorer_on_a_slide_is_alive_where_the_folder_is_served(tmp_path, pa
 
 @pytest.mark.skipif(not find_chromium(), reason="needs Chromium or Chrome, and none is installed")
 def test_letters_of_a_living_timeline_stay_large_when_it_grows(tmp_path, page):
-    output = nbformat.v4.new_output("execute_result", {"text/plain": "schedule_explorer('1F1B', 4, 8)", "text/html": "-"})
+    output = nbformat.v4.new_output(
+        "execute_result", {"text/plain": "schedule_explorer('1F1B', 4, 8)", "text/html": "-"}
+    )
     cells = [nbformat.v4.new_markdown_cell("## A timeline"), nbformat.v4.new_code_cell("show()", outputs=[output])]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "timeline.ipynb")
     slides = folder_for_slides(tmp_path)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from course.explorers.control import Control
 from course.pictures.narrow import fold
-from course.pictures.slide import on_slide
 from course.pictures.scene import Scene
+from course.pictures.slide import on_slide
 from course.table import Table
 from labkit.sizes import Misfit
 

@@ -1,16 +1,16 @@
-"""Draws a timeline for a slide: letters of 16 pixels in a picture shown 1.5 times as large, all of its time in one band.
+"""Draws a timeline for a slide, where it is shown 1.5 times as large: its letters of 16 pixels then have 24.
 
-What is longer than a slide is several pictures, one for each of its timelines.
+Timelines that are together taller than a slide become a picture each.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from course.pictures.narrow import BAR, BESIDE, LETTERS, LINE, LOWER, START, Block, Folded, Row, Wide, read, scene_of
-from course.pictures.scene import MARGIN, Mark, Scene, label, text_width
+from course.pictures.narrow import BAR, BESIDE, LETTERS, LINE, LOWER, START, Block, Folded, Wide, read, scene_of
+from course.pictures.scene import Mark, Scene, label, text_width
 from course.pictures.timeline import GAP, LEFT, WORK
 
-TIMES = 1.5  # as large as it is drawn: then letters have 24 pixels
+TIMES = 1.5
 WIDTH = 840.0
 BARS = 114.0  # the width of what stands beside the rows
 TALLEST = 520.0  # of a picture with several timelines
@@ -40,12 +40,13 @@ def alone(wide: Wide, block: Block) -> Wide:
     """Return one of several timelines, with the time and the legend of all."""
     up = block.rows[0].start
     rows = {row: row._replace(start=row.start - up) for row in block.rows}
-    in_time, beside = ([(rows[row], mark) for row, mark in all_ if row in rows] for all_ in (wide.in_time, wide.beside))
+    in_time = [(rows[row], mark) for row, mark in wide.in_time if row in rows]
+    beside = [(rows[row], mark) for row, mark in wide.beside if row in rows]
     return replace(wide, blocks=[block._replace(rows=[*rows.values()])], in_time=in_time, beside=beside)
 
 
 class OnSlide(Folded):
-    """The parts of a timeline's picture on a slide: bars stand beside the rows, and facts after a timeline's title."""
+    """The same in one band, with bars beside the rows, and facts after a timeline's title."""
 
     width = WIDTH
     bars_at = WIDTH - BARS

@@ -32,7 +32,7 @@ PICTURES = re.compile(r'<div style="overflow-x:auto">((?:<img [^>]*>)+)</div>')
 IN_TEXT = re.compile(r"!\[([^\]]*)\]\((\S+\.svg)\)")
 ALT, CODE = re.compile(r'alt="([^"]*)"'), re.compile(f'{re.escape(living.SVG)}([^"]*)"')
 VIEW = re.compile(r'viewBox="\S+ \S+ (\S+) (\S+)"')
-TEXT, SIZE = re.compile("<text[^>]*>"), re.compile(r'font(?:-size)?[=:][^\d;]*([\d.]+)')
+TEXT, SIZE = re.compile("<text[^>]*>"), re.compile(r"font(?:-size)?[=:][^\d;]*([\d.]+)")
 PARTS = re.compile(r"\n(?=#{1,4} [^!])|\n(?=<details>)|(?<=</details>)\n")
 
 
