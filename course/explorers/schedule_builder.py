@@ -38,7 +38,7 @@ class Sizes(NamedTuple):
 
 WIDE = Sizes(WIDTH, LEFT, TOP, 12, 200, USUAL, SMALLEST, " ")
 NARROW = Sizes(narrow.WIDTH, narrow.START, 104, 64, narrow.LINE_LETTERS, narrow.LETTERS, narrow.LETTERS)
-SLIDE = Sizes(slide.WIDTH, 84.0, TOP, 12, 90, narrow.LETTERS, narrow.LETTERS, " ")
+SLIDE = Sizes(slide.WIDTH, 84.0, TOP, 12, 70, narrow.LETTERS, narrow.LETTERS, " ")
 Waits = dict[int, tuple[Op, int, Op]]  # by rank: the op that waits, and the rank and op that it waits for
 
 

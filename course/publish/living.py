@@ -149,10 +149,9 @@ def explorer_place(name: str, values: list, named: dict, view: str, screen: str 
     first = View(name, values, named, screen).make()
     given = f"data-values='{_in_quotes([values, named])}' data-first='{_in_quotes(first)}'"
     if screen:
-        return f'data-explorer="{name}" data-view="{view}" data-screen="{screen}" {given} class="labkit-place"'
-    narrow = View(name, values, named, "phone").make()
-    if narrow["stage"] != first["stage"]:
-        given += f" data-narrow='{_in_quotes(narrow['stage']['steps'])}'"
+        given += f' data-screen="{screen}"'
+    elif (narrow := View(name, values, named, "phone").make()["stage"]) != first["stage"]:
+        given += f" data-narrow='{_in_quotes(narrow['steps'])}'"
     return f'data-explorer="{name}" data-view="{view}" {given} class="labkit-place"'
 
 

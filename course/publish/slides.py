@@ -3,7 +3,8 @@
 What lies beyond the lab goes into build/slides/further.
 
 Answers that are folded away in a notebook become speaker notes (key S). The setup cell, the hints, and the checks of
-exercises that nobody has tried are left out. In the browser, each page gets its section's heading.
+exercises that nobody has tried are left out. In the browser, each page gets its section's heading, and letters in
+pictures get 24 pixels where there is room: course/pictures/slide.py draws timelines anew, other pictures are stretched.
 Nothing is loaded from the network when the slides are shown: reveal.js and Pyodide come from npm once, and lie beside
 them. Explorers are alive where the folder is served (`python3 -m http.server -d build/slides`); opened as files, slides
 show them as they were stored.
@@ -13,6 +14,8 @@ import base64
 import re
 import shutil
 import sys
+from functools import partial
+from html import escape
 from pathlib import Path
 
 import nbformat
@@ -68,16 +71,20 @@ def with_pictures(notebook, folder: Path):
     """Make all stored pictures such as slides can show large: timelines are drawn anew, others can be stretched."""
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            cell.source = IN_TEXT.sub(lambda found: _pictures([(folder / found[2]).read_text()], found[1]), cell.source)
+            cell.source = IN_TEXT.sub(partial(_in_text, folder), cell.source)
         for output in cell.get("outputs", []):
             if html := output.get("data", {}).get("text/html"):
                 output.data["text/html"] = PICTURES.sub(_stored, html)
     return notebook
 
 
+def _in_text(folder: Path, found: re.Match) -> str:
+    return _pictures([(folder / found[2]).read_text()], escape(found[1]))
+
+
 def _stored(found: re.Match) -> str:
     svgs = [base64.b64decode(code).decode() for code in CODE.findall(found[1])]
-    return _pictures(svgs, ALT.findall(found[1])[0])
+    return _pictures(svgs, ALT.findall(found[1])[0]) if svgs else found[0]
 
 
 def _pictures(svgs: list[str], alt: str) -> str:
@@ -92,7 +99,7 @@ def _picture(svg: str, alt: str) -> str:
     width, height = VIEW.findall(svg)[0]
     sizes = [float(size[1]) if (size := SIZE.search(text)) else USUAL for text in TEXT.findall(svg)]
     code = base64.b64encode(svg.replace("<svg ", '<svg preserveAspectRatio="none" ', 1).encode()).decode()
-    return f'<img alt="{alt}" data-picture="[{width},{height},{min(sizes)}]" src="{living.SVG}{code}">'
+    return f'<img alt="{alt}" data-picture="[{width},{height},{min(sizes, default=USUAL)}]" src="{living.SVG}{code}">'
 
 
 def with_places(notebook):
