@@ -12,7 +12,7 @@ from course.pictures.timeline import GAP, LEFT, WORK
 
 TIMES = 1.5
 WIDTH = 840.0
-BARS = 114.0  # the width of what stands beside the rows
+BARS = 112.0  # the width of what stands beside the rows
 TALLEST = 520.0  # of a picture with several timelines
 
 

@@ -45,8 +45,11 @@ def test_all_of_a_timeline_is_on_its_slide(choice):
 
 
 def test_ops_of_the_first_schedules_are_written():
-    slide = on_slide(drawn("1F1B", 4, 8))
+    wide = drawn("1F1B", 4, 8)
+    slide = on_slide(wide)
     assert [slide.by_key[f"2.{op}"].text for op in ("F0", "F7", "B0", "B7")] == ["F0", "F7", "B0", "B7"]
+    [stored] = svgs_on_slide(wide.svg())  # in which numbers are rounded
+    assert stored.count(">F7<") == stored.count(">B7<") == 4
 
 
 def test_each_stored_timeline_has_its_slide_or_its_timelines_have():
