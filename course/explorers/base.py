@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from course.explorers.control import Control
 from course.pictures.narrow import fold
 from course.pictures.scene import Scene
+from course.pictures.slide import on_slide
 from course.table import Table
 from labkit.sizes import Misfit
 
@@ -100,6 +101,11 @@ class Explorer:
     def narrow_steps(self) -> Sequence[Scene]:
         """The same steps for a narrow screen."""
         return [*map(fold, self.steps)]
+
+    @property
+    def slide_steps(self) -> Sequence[Scene]:
+        """The same steps for a slide."""
+        return [*map(on_slide, self.steps)]
 
     @property
     def picked(self) -> dict[str, str]:

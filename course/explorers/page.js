@@ -30,8 +30,9 @@ class View {
     this.key = place.dataset.view;
     this.waiting = [];  // what is to be asked when Python has answered
     this.address = {};
-    this.isPhone = matchMedia(PHONE).matches;
-    const first = JSON.parse(place.dataset.first), { narrow } = place.dataset;
+    const first = JSON.parse(place.dataset.first), { narrow, screen } = place.dataset;
+    this.isPhone = !screen && matchMedia(PHONE).matches;  // a slide is one on a phone, too
+    this.screen = this.isPhone ? "phone" : screen ?? "";
     if (this.isPhone && narrow) first.stage.steps = JSON.parse(narrow);
     this.build(first);
   }
@@ -41,7 +42,7 @@ class View {
     if (this.isAwake) return;
     this.busy = null;
     this.copied.textContent = STARTS;
-    this.ask("make", [this.place.dataset.explorer, ...JSON.parse(this.place.dataset.values), this.isPhone]);
+    this.ask("make", [this.place.dataset.explorer, ...JSON.parse(this.place.dataset.values), this.screen]);
     if (Object.keys(words).length) this.ask("restore", words);
   }
 

@@ -24,19 +24,20 @@ MODULES = {
     "routing_explorer": "routing",
 }
 """Each explorer that a page can show, and its module in `course.explorers`."""
+STEPS = {"": "steps", "phone": "narrow_steps", "slide": "slide_steps"}
 MOST_LETTERS = 3  # "tensor t" is t in an address, "GPUs per node" is gpus_per_node
 
 
 class View:
-    """An explorer on a page, perhaps a narrow one; each method returns what page.js then shows."""
+    """An explorer on a page, which may be on a phone or a slide; each method returns what page.js then shows."""
 
-    def __init__(self, name: str, values: list, named: Mapping[str, Any], narrow: bool = False):
+    def __init__(self, name: str, values: list, named: Mapping[str, Any], screen: str = ""):
         module = import_module(f"course.explorers.{MODULES[name]}")
         self.explorer: Explorer = getattr(module, name)(*values, **named)
         self.first, self.first_picked = self.explorer.choice, self.explorer.picked
         last_words = {name: control.description.split()[-1] for name, control in self.explorer.controls.items()}
         self.short = {name: word if len(word) <= MOST_LETTERS else name for name, word in last_words.items()}
-        self.narrow = narrow
+        self.screen = screen
         self.steps = self._drawn()
 
     def make(self) -> dict[str, Any]:
@@ -86,7 +87,7 @@ class View:
         return {"controls": {name: {"hints": each.hints} for name, each in self.explorer.controls.items()}}
 
     def _drawn(self) -> list[dict[str, Any]]:
-        return differences(self.explorer.narrow_steps if self.narrow else self.explorer.steps)
+        return differences(getattr(self.explorer, STEPS[self.screen]))
 
     def _changed(self) -> dict[str, Any]:
         before, self.steps = self.steps, self._drawn()

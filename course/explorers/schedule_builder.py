@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from course.explorers.base import Explorer, Parts
 from course.explorers.control import buttons, checkbox, slider
-from course.pictures import narrow
+from course.pictures import narrow, slide
 from course.pictures.scene import SMALLEST, USUAL, WIDTH, Look, Mark, Scene, arrow, box, label, text_width
 from course.pictures.style import FRAME_FILL, GREY, IDLE, KIND_COLOR, MUTED, tint
 from course.pictures.timeline import FOLDED_STRENGTHS, LEFT, ways
@@ -38,6 +38,7 @@ class Sizes(NamedTuple):
 
 WIDE = Sizes(WIDTH, LEFT, TOP, 12, 200, USUAL, SMALLEST, " ")
 NARROW = Sizes(narrow.WIDTH, narrow.START, 104, 64, narrow.LINE_LETTERS, narrow.LETTERS, narrow.LETTERS)
+SLIDE = Sizes(slide.WIDTH, 84.0, TOP, 12, 70, narrow.LETTERS, narrow.LETTERS, " ")
 Waits = dict[int, tuple[Op, int, Op]]  # by rank: the op that waits, and the rank and op that it waits for
 
 
@@ -116,6 +117,10 @@ class schedule_builder(Explorer):
     @property
     def narrow_steps(self) -> Sequence[Scene]:
         return [draw_own_schedule(self.shown, NARROW)]
+
+    @property
+    def slide_steps(self) -> Sequence[Scene]:
+        return [draw_own_schedule(self.shown, SLIDE)]
 
     def _parts(self) -> Parts:
         scene = draw_own_schedule(self.shown)

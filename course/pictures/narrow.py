@@ -90,7 +90,7 @@ class Wide:
 def fold(scene: Scene, most_rows: int = MOST_ROWS) -> Scene:
     """Return a timeline for a narrow screen, in at most so many rows if it can; any other picture as it is."""
     wide = read(scene.marks)
-    return _Folded(wide, band_length(wide, most_rows)).scene(scene) if wide else scene
+    return Folded(wide, band_length(wide, most_rows)).scene(scene) if wide else scene
 
 
 def fold_svg(svg: str) -> str:
@@ -198,7 +198,7 @@ def band_length(wide: Wide, most_rows: int) -> float:
     lengths = [_length(wide, bands, widths[0]) for bands in range(1, most + 1)]
     usual = widths[len(widths) // 2]
     seen = [length for length in lengths if usual * BAND / length >= THINNEST]
-    written = [length for length in seen if texts(wide, length)[1]]
+    written = [length for length in seen if texts(wide, BAND / length)[1]]
     return [*written, *seen, lengths[-1]][0]
 
 
@@ -213,8 +213,8 @@ def _length(wide: Wide, bands: int, shortest: float) -> float:
     return whole if length < whole < length * 1.1 else length
 
 
-def texts(wide: Wide, length: float) -> tuple[dict[str, str], bool]:
-    """Return what can stand in boxes, by their keys, and whether that is so for all ops.
+def texts(wide: Wide, longer: float) -> tuple[dict[str, str], bool]:
+    """Return what can stand in boxes that are so many times as long, by their keys, and whether all ops are written.
 
     The ops of a row are all written in the same way: whole, without the chunk, or the number alone.
     """
@@ -222,7 +222,7 @@ def texts(wide: Wide, length: float) -> tuple[dict[str, str], bool]:
     is_whole = True
     for row in wide.rows:
         own = [mark for at, mark in wide.in_time if at is row and mark.text and _is_work(row, mark)]
-        room = {mark.key: mark.width * BAND / length for mark in own}
+        room = {mark.key: mark.width * longer for mark in own}
         ops = {mark.key: _ways(op) for mark in own if (op := OP.fullmatch(mark.text))}
         for way in zip(*ops.values()):
             if all(_fits(text, room[key]) for key, text in zip(ops, way)):
@@ -251,8 +251,12 @@ def _is_work(row: Row, mark: Mark) -> bool:
 # -- the narrow picture
 
 
-class _Folded:
+class Folded:
     """The parts of the narrow picture from the top down; ``end`` is where the last one ends."""
+
+    width, band = WIDTH, BAND
+    bars_at, longer = START, LONGER
+    line_letters = LINE_LETTERS
 
     def __init__(self, wide: Wide, length: float):
         self.wide, self.length = wide, length
@@ -267,26 +271,27 @@ class _Folded:
         marks = [*self.names(), *self.in_time(), *self.axes(), *self.facts(), *self.beside(), *self.legend()]
         played = {}
         if scene.clock:
-            right = START + (self.wide.right - LEFT) / self.length * BAND
+            right = START + (self.wide.right - LEFT) / self.length * self.band
             rows = right, self.top, self.top + self.wide.bottom
             end, unit = scene.clock[4:6]
-            played["clock"] = (START, *map(_tenths, rows), end, unit, 0.0, 0.0, BAND, _tenths(self.height))
+            played["clock"] = (START, *map(_tenths, rows), end, unit, 0.0, 0.0, self.band, _tenths(self.height))
             played["travellers"] = [self.traveller(each) for each in scene.travellers]
-        return replace(scene, marks=marks, height=self.end, width=WIDTH, **played)
+        return replace(scene, marks=marks, height=self.end, width=self.width, **played)
 
     def at(self, x: float) -> tuple[int, float]:
         """Return the band of a place in time, and the place in it."""
         place = (x - LEFT) / self.length
         band = max(0, min(self.bands - 1, int(place + 1e-3)))
-        return band, START + (place - band) * BAND
+        return band, START + (place - band) * self.band
 
     def pieces(self, mark: Mark) -> Iterator[tuple[int, float, float]]:
         """Yield each band in which a box is seen, its place there, and its width."""
         band, x = self.at(mark.x)
-        width = mark.width * BAND / self.length
-        while band < self.bands - 1 and x + width > WIDTH + SLIVER:
-            yield band, x, WIDTH - x
-            band, x, width = band + 1, START, width - (WIDTH - x)
+        width = mark.width * self.band / self.length
+        right = START + self.band
+        while band < self.bands - 1 and x + width > right + SLIVER:
+            yield band, x, right - x
+            band, x, width = band + 1, START, width - (right - x)
         yield band, x, width
 
     def y(self, band: int, below: float) -> float:
@@ -294,19 +299,23 @@ class _Folded:
 
     def names(self) -> Iterator[Mark]:
         if self.top:
-            yield label("narrow.title", 0, 10, self.wide.blocks[0].title, size=LETTERS, bold=True)
+            yield from self.head("narrow", 10, self.wide.blocks[0])
         for band in range(self.bands):
             for number, block in enumerate(self.wide.blocks):
                 key = f"narrow.{band}.{number}"
                 if self.wide.names_blocks:
                     y = self.y(band, block.rows[0].start - LINE / 2)
-                    yield label(f"{key}.title", 0, y, _lines(block.title)[0], size=LETTERS, bold=True)
+                    yield from self.head(key, y, block)
                 for row in block.rows:
                     y = self.y(band, row.y(row.top + WORK / 2))
                     yield label(f"{key}.rank{row.number}", 0, y, row.number, size=LETTERS)
 
+    def head(self, key: str, y: float, block: Block) -> Iterator[Mark]:
+        """Yield what stands above the rows of a timeline."""
+        yield label(f"{key}.title", 0, y, self.lines(block.title)[0], size=LETTERS, bold=True)
+
     def in_time(self) -> Iterator[Mark]:
-        written, _ = texts(self.wide, self.length)
+        written, _ = texts(self.wide, self.band / self.length)
         for row, mark in self.wide.in_time:
             if mark.shape == "line":
                 yield self.line(mark)
@@ -340,27 +349,30 @@ class _Folded:
     def axes(self) -> Iterator[Mark]:
         """Yield the axis below each band, with as many of the ticks as there is room for."""
         places = [x for x, _ in self.wide.ticks]
-        apart = (places[1] - places[0]) / self.length * BAND if places[1:] else BAND
+        apart = (places[1] - places[0]) / self.length * self.band if places[1:] else self.band
         widest = max((text_width(text, LETTERS) for _, text in self.wide.ticks), default=0.0)
         y = self.wide.bottom + 2
+        right = START + self.band
         last = self.at(self.wide.right)[1]
         for band in range(self.bands):
-            ends = [(START, self.y(band, y)), (WIDTH if band < self.bands - 1 else last, self.y(band, y))]
+            ends = [(START, self.y(band, y)), (right if band < self.bands - 1 else last, self.y(band, y))]
             yield line(f"narrow.axis{band}", ends, GREY, 1)
         for number, (place, text) in enumerate(self.wide.ticks[:: ceil((widest + 6) / apart)]):
             band, x = self.at(place)
             key = f"narrow.tick{number}"
             yield line(key, [(x, self.y(band, y)), (x, self.y(band, y + 5))], GREY, 1)
-            middle = min(x, WIDTH + 6 - text_width(text, LETTERS) / 2)
+            middle = min(x, right + 6 - text_width(text, LETTERS) / 2)
             yield label(f"{key}.word", middle, self.y(band, y + 16), text, anchor="middle", ink=MUTED, size=LETTERS)
 
     def facts(self) -> Iterator[Mark]:
         """Yield what the rows and the axis are, and what is said of each timeline."""
-        said = [f"Rows: ranks. Axis: {self.wide.unit}."]
-        for block in self.wide.blocks:
-            said.append(f"{block.title}: {block.facts}" if self.wide.names_blocks else block.facts)
-        for number, text in enumerate(part for each in said for part in _lines(each)):
+        said = [f"Rows: ranks. Axis: {self.wide.unit}.", *self.said()]
+        for number, text in enumerate(part for each in said for part in self.lines(each)):
             yield self.word(f"narrow.fact{number}", text)
+
+    def said(self) -> list[str]:
+        names = self.wide.names_blocks
+        return [f"{block.title}: {block.facts}" if names else block.facts for block in self.wide.blocks]
 
     def word(self, key: str, text: str, **look) -> Mark:
         """Return a line of text, below all that is there."""
@@ -371,7 +383,7 @@ class _Folded:
         """Yield what stood beside the rows: bars, and numbers after them."""
         for number, block in enumerate(self.wide.blocks if self.wide.beside else ()):
             title = f"{block.title}: {self.wide.beside_title}" if self.wide.names_blocks else self.wide.beside_title
-            for part, text in enumerate(_lines(title)):
+            for part, text in enumerate(self.lines(title)):
                 yield self.word(f"narrow.beside{number}.title{part}", text, bold=True)
             for row in block.rows:
                 yield label(f"narrow.beside{number}.{row.number}", 0, self.end + BESIDE / 2, row.number, size=LETTERS)
@@ -382,27 +394,30 @@ class _Folded:
 
     def bar(self, mark: Mark, y: float) -> Mark:
         if mark.shape == "box":
-            return replace(mark, x=self.bar_x(mark.x), y=y, width=mark.width * LONGER, height=BAR)
+            return replace(mark, x=self.bar_x(mark.x), y=y, width=mark.width * self.longer, height=BAR)
         if mark.shape == "line":
             return replace(mark, x=self.bar_x(mark.x), y=y, points=((0.0, 0.0), (0.0, BAR)))
-        x = WIDTH if mark.anchor == "end" else self.bar_x(mark.x - GAP) + GAP
+        x = self.width if mark.anchor == "end" else self.bar_x(mark.x - GAP) + GAP
         return replace(mark, x=x, y=y + BAR / 2, size=LETTERS)
 
     def bar_x(self, x: float) -> float:
-        return START + (x - self.bars) * LONGER
+        return self.bars_at + (x - self.bars) * self.longer
 
     def legend(self) -> Iterator[Mark]:
         self.end += GAP
         x = 0.0
         for colour, word in self.wide.legend:
             width = text_width(word.text, LETTERS)
-            if x and x + 22 + width > WIDTH:
+            if x and x + 22 + width > self.width:
                 x = 0.0
                 self.end += LINE
             yield replace(colour, x=x, y=self.end + 3, width=16.0, height=16.0)
             yield replace(word, x=x + 22, y=self.end + LINE / 2, size=LETTERS)
             x += 36 + width
         self.end += LINE
+
+    def lines(self, text: str) -> list[str]:
+        return wrap(text, self.line_letters) or [""]
 
     def traveller(self, each: Traveller) -> Traveller:
         """Return what the clock moves, at its places in the narrow picture."""
@@ -416,13 +431,9 @@ class _Folded:
                 frames.append((moment, at, self.y(band, row.y(y))))
         if each.frames[-1][1] <= self.wide.right + 5:
             return each._replace(frames=frames)
-        width = each.width * LONGER
+        width = each.width * self.longer
         text = each.text if _fits(each.text, width) else ""
         return each._replace(frames=frames, width=width, height=BAR, text=text)
-
-
-def _lines(text: str) -> list[str]:
-    return wrap(text, LINE_LETTERS) or [""]
 
 
 def _tenths(value: float) -> float:

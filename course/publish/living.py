@@ -144,12 +144,14 @@ def explorer_call(cell: nbformat.NotebookNode) -> tuple[str, list, dict] | None:
     return None
 
 
-def explorer_place(name: str, values: list, named: dict, view: str) -> str:
+def explorer_place(name: str, values: list, named: dict, view: str, screen: str = "") -> str:
     """Return the attributes of an explorer's place, as page.js reads them; ``view`` is its key in addresses."""
-    first, narrow = (View(name, values, named, on_phone).make() for on_phone in (False, True))
+    first = View(name, values, named, screen).make()
     given = f"data-values='{_in_quotes([values, named])}' data-first='{_in_quotes(first)}'"
-    if narrow["stage"] != first["stage"]:
-        given += f" data-narrow='{_in_quotes(narrow['stage']['steps'])}'"
+    if screen:
+        given += f' data-screen="{screen}"'
+    elif (narrow := View(name, values, named, "phone").make()["stage"]) != first["stage"]:
+        given += f" data-narrow='{_in_quotes(narrow['steps'])}'"
     return f'data-explorer="{name}" data-view="{view}" {given} class="labkit-place"'
 
 
