@@ -88,7 +88,7 @@ function playhead(svg, layers, marks, list, buttons, time) {
     layer.style.display = clock.length ? "" : "none";
     if (clock.length) handle.setAttribute("tabindex", 0);
     else handle.removeAttribute("tabindex");
-    found = [...(clock.length ? marks.querySelectorAll(":scope > :not(.leaving)") : [])].map((group) => {
+    found = [...(clock.length ? marks.querySelectorAll(":scope > :not(.leaving, :empty)") : [])].map((group) => {
       const [x, y] = unfolded(...group.style.transform.match(NUMBERS).map(Number)), bar = group.firstElementChild, parts = [...group.children];
       const size = bar.tagName === "path" ? "d" : "width", full = (group.dataset.full ??= bar.getAttribute(size) ?? "");
       const width = Number(size === "d" ? full.match(NUMBERS)[2] : full), height = Number(bar.getAttribute("height"));
