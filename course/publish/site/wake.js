@@ -39,4 +39,5 @@
   }
   addEventListener("load", reach);
   addEventListener("resize", reach);
+  addEventListener("toggle", reach, true);  // what was folded away
 })();
