@@ -16,7 +16,7 @@ from course.pictures.narrow import LETTERS, LINE, MOST_BANDS, MOST_ROWS, WIDTH, 
 from course.pictures.scene import Mark, Scene, label, text_width
 
 SCALES = 1.2, 1.07, 1.0, 0.94, 0.88, 0.8, 0.7
-SMALLER = *SCALES, 0.6, 0.52, 0.46
+SMALLER = *SCALES, 0.65, 0.6, 0.52, 0.46
 """Of lengths across: the first of those that need the fewest bands is taken."""
 DOWN, MORE_DOWN = 1.23, 1.45  # of lengths down: lines of text stay apart
 APART = 2.0  # pixels: a narrower gap parts no columns
@@ -27,7 +27,7 @@ MOST_LOST = 2  # lines that lead from band to band
 LEAST_NAME, WIDEST_NAMES = 24.0, 150.0
 LINE_LETTERS = 34
 SPACING = 1.25  # of lines in a box
-HEAD = 36.0  # where a title, and what is said below it, end
+HEAD, SAYS = 36.0, (20.0, 36.0)  # where a title, and what is said below it, stand
 WIDE_BAR, BAR, BELOW_BAR = 26.0, 28.0, 8.0
 NUMBER = re.compile(r"[\d.,]+%?")
 RANK = re.compile(r"rank (\d+)")
@@ -50,6 +50,7 @@ class Column:
     marks: list[Mark]
     drawn: list[Drawn] = field(default_factory=list)
     start: float = 0.0
+    scale: float = 1.0
 
     @property
     def begin(self) -> float:
@@ -119,7 +120,7 @@ def stack(scenes: Sequence[Scene]) -> list[Scene]:
             bands = []
         if not bands:
             return []
-        stacked.append(_below_each_other(scene, wide, bands, says))
+        stacked.append(_below_each_other(scene, wide, [*bands, *wide.live_band()], says))
     return stacked
 
 
@@ -142,17 +143,21 @@ class _Wide:
     def __init__(self, marks: Sequence[Mark]):
         self.left = min(mark.x for mark in marks)
         self.top = min(mark.y for mark in marks)
+        self.boxes_from = min((mark.y for mark in marks if mark.shape == "box"), default=self.top)
         self.legend = [pair for pair in pairwise(marks) if _is_swatch(*pair)]
         self.header = [mark for mark in marks if self.is_header(mark)]
         apart = {mark.key for pair in [*self.legend, self.header] for mark in pair}
         body = [mark for mark in marks if mark.key not in apart]
-        self.labels = [mark for mark in body if mark.shape == "label"]
+        self.live = [mark for mark in body if mark.live]
+        self.shy = [mark for mark in body if mark.shy and mark.shape == "box"]
+        self.labels = [mark for mark in body if mark.shape == "label" and not mark.live]
         self.lines = [mark for mark in body if mark.shape == "line"]
         self.order = {mark.key: number for number, mark in enumerate(body)}  # from back to front
-        self.all_columns = _columns([mark for mark in body if mark.shape != "line"])
+        in_columns = [mark for mark in body if mark.shape != "line" and not mark.live and mark not in self.shy]
+        self.all_columns = _columns(in_columns)
 
     def is_header(self, mark: Mark) -> bool:
-        above = mark.shape == "label" and mark.y - self.top < HEAD
+        above = mark.shape == "label" and mark.y - self.top < HEAD and mark.y < self.boxes_from
         return above and (mark.anchor == "end" or abs(mark.x - self.left) < APART)
 
     @cached_property
@@ -187,14 +192,15 @@ class _Wide:
         if names:
             names.drawn = [_name(mark, way.down, way.has_numbers) for mark in names.marks]
             names.start = self.lead
+            names.scale = names.width / (names.right - names.left)
             start += names.width + LEAST_GAP
         for column in columns:
             column.drawn = _draw(column, way.scale, way.down, WIDTH - start if way.may_squeeze else 0.0)
-            if not column.drawn or column.width > WIDTH - start or _collide(column):
+            if not column.drawn or column.width > WIDTH - start + 1 or _collide(column):
                 return None
         gaps = [right.left - left.right for left, right in pairwise(columns)]
         between = [min(max(gap * way.scale, min(LEAST_GAP, gap)), MOST_GAP) for gap in gaps]
-        parts = _cut([each.width for each in columns], gaps, between, WIDTH - start)
+        parts = _cut([each.width for each in columns], gaps, between, WIDTH - start + 1)
         has_boxes = all(any(_is_box(mark) for number in part for mark in columns[number].marks) for part in parts)
         if not has_boxes or len(parts) > (MOST_NAMED if names else MOST) or self.num_cut(columns, parts) > MOST_LOST:
             return None
@@ -229,6 +235,7 @@ class _Wide:
         own = layout.columns[part.start : part.stop]
         shown = [names, *own] if names else own
         marks = [mark for column in shown for mark in column.narrow_marks()]
+        marks += [drawn for mark in self.shy if (drawn := _box(mark, shown, layout.way.down))]
         for each in self.lines:
             place = own if not names or part.start else shown  # the gap after the names is the wide picture's, too
             drawn = _line(each, place, layout.way.down) or (names and _line(each, [names], layout.way.down))
@@ -237,35 +244,43 @@ class _Wide:
         repeated = {mark.key for mark in [*(names.marks if names else []), *self.lines]}
         return [replace(mark, key=f"{mark.key}~{number}") if number and mark.key in repeated else mark for mark in marks]
 
+    def live_band(self) -> list[list[Mark]]:
+        """Return what is there to be clicked, as a band; nothing if there is none."""
+        if not self.live:
+            return []
+        left, right = min(mark.x for mark in self.live), max(mark.right for mark in self.live)
+        scale = WIDTH / max(1.0, right - left)
+        place = lambda mark: dict(x=(mark.x - left) * scale, width=mark.width * scale, size=LETTERS)  # noqa: E731
+        return [[replace(mark, **place(mark), y=mark.y * DOWN, height=mark.height * DOWN) for mark in self.live]]
+
     def bars(self) -> list[list[Mark]]:
         """Return a picture of bars as one band, each bar below its name and its sum; [] if it is another picture."""
-        first = self.all_columns[0].marks
-        above = [each for each in self.labels if each.y < min(mark.y for mark in first) - 20]
-        columns = _columns([mark for column in self.all_columns for mark in column.marks if mark not in above])
-        if len(columns) != 3:
+        names = [mark for mark in self.labels if mark.x == self.left and mark.anchor == "start" and not mark.bold]
+        sums = [mark for mark in self.labels if mark.bold]
+        boxes = [mark for column in self.all_columns for mark in column.marks if mark.shape == "box"]
+        is_other = not names or not boxes or len({mark.x for mark in sums}) > 1
+        if is_other or [mark.y for mark in names] != [mark.y for mark in sums]:
             return []
-        names, bars, sums = columns
-        is_other = any(mark.shape == "box" or mark.anchor != "start" for mark in [*names.marks, *sums.marks])
-        if is_other or [mark.y for mark in names.marks] != [mark.y for mark in sums.marks]:
-            return []
-        scale = WIDTH / (max([bars.right, *(mark.x + 2 for mark in self.lines)]) - bars.left)
+        left, right = min(mark.x for mark in boxes), max(mark.right for mark in boxes)
+        above = [mark for mark in self.labels if mark.y < names[0].y - 20]
+        scale = WIDTH / (max([right, *(mark.x + 2 for mark in self.lines)]) - left)
         marks = []
         y = LINE * bool(above)
-        for name, total in zip(names.marks, sums.marks):
+        for name, total in zip(names, sums):
             marks.append(replace(name, x=0.0, y=y + LINE / 2, size=LETTERS))
             widths = [text_width(mark.text, LETTERS, mark.bold) for mark in (name, total)]
             y += LINE if sum(widths) + LEAST_GAP > WIDTH else 0.0
             marks.append(replace(total, x=WIDTH, y=y + LINE / 2, size=LETTERS, anchor="end"))
             y += LINE
-            marks += [_bar(mark, bars.left, scale, name.y, y) for mark in bars.marks if mark.y < name.y < mark.bottom]
+            marks += [_bar(mark, left, scale, name.y, y) for mark in boxes if mark.y < name.y < mark.bottom]
             for each in self.lines:  # beside each bar, not through the words
                 key = f"{each.key}~{name.key}" if y > 3 * LINE else each.key
-                x = (each.x - bars.left) * scale
+                x = (each.x - left) * scale
                 marks.append(replace(each, key=key, x=x, y=y - 2, points=((0.0, 0.0), (0.0, BAR + 4))))
             y += BAR + BELOW_BAR
         for mark in above:
             half = text_width(mark.text, LETTERS) / 2
-            x = max(half, min(WIDTH - half, (mark.x - bars.left) * scale))
+            x = max(half, min(WIDTH - half, (mark.x - left) * scale))
             marks.append(replace(mark, x=x, y=LINE / 2, size=LETTERS, anchor="middle"))
         return [marks]
 
@@ -338,12 +353,16 @@ def _draw(column: Column, scale: float, down: float, room: float = 0.0) -> list[
         scale = min(scale, room / width)
         beside = max(each.right for each in _draw(column, scale, down) or [Drawn(0.0, 0.0, {})]) - width * scale
         scale = min(scale, (room - max(0.0, beside)) / width)
+    column.scale = scale
     drawn = []
-    widest = max((mark.width for mark in column.marks), default=0.0) * scale
+    boxes = [mark for mark in column.marks if mark.shape == "box"]
+    below = (max(mark.right for mark in boxes) - min(mark.x for mark in boxes)) * scale if boxes else 0.0
+    is_long = any(_says_much(mark) for mark in column.marks)
     for mark in column.marks:
         x, y = (mark.x - column.left) * scale, mark.y * down
         if mark.shape == "label":
-            text = _in_two_lines(mark, max(widest, 60.0))
+            y -= LINE if is_long and mark.y < SAYS[0] else 0.0
+            text = _in_two_lines(mark, max(below, 60.0))
             more = text.count("\n") - mark.text.count("\n")  # above: the lower one stands where the text stood
             drawn.append(_drawn(mark, x, y - more * LETTERS * SPACING / 2, text))
             continue
@@ -380,12 +399,18 @@ def _name(mark: Mark, down: float, as_number: bool) -> Drawn:
 def _in_two_lines(mark: Mark, room: float) -> str:
     """Return a heading in two lines if it is wider than what it names."""
     text = mark.text
-    is_heading = mark.bold or ": " in text
+    is_heading = mark.bold or ": " in text or _says_much(mark)
     if not is_heading or mark.anchor == "end" or "\n" in text or text_width(text, LETTERS, True) < room + 8:
         return text
     if " [" in text:
         return text.replace(" [", "\n[")
     return "\n".join(wrap(text, len(text) // 2 + 2, break_long_words=False, break_on_hyphens=False))
+
+
+def _says_much(mark: Mark) -> bool:
+    """Return whether a label is what is said below the title of its column, in more than a line."""
+    is_there = mark.shape == "label" and not mark.bold and SAYS[0] < mark.y < SAYS[1]
+    return is_there and text_width(mark.text, LETTERS) > WIDTH - 20
 
 
 def _collide(column: Column) -> bool:
@@ -409,7 +434,7 @@ def _written(text: str, bold: bool, width: float, height: float) -> str | None:
         return ""
     for way in _ways(text):
         lines = way.count("\n") + 1
-        if text_width(way, LETTERS, bold) <= width + 1 and lines * LETTERS * (SPACING if lines > 1 else 1) <= height:
+        if text_width(way, LETTERS, bold) <= width + 1.5 and lines * LETTERS * (SPACING if lines > 1 else 1) <= height:
             return way
     return "" if NUMBER.fullmatch(text) else None
 
@@ -466,6 +491,14 @@ def _line(each: Mark, columns: Sequence[Column], down: float) -> Mark | None:
     return replace(each, x=x, y=y, points=tuple((px - x, py - y) for px, py in points))
 
 
+def _box(mark: Mark, columns: Sequence[Column], down: float) -> Mark | None:
+    """Return a box that is seen only when lit, as `_line` returns a line."""
+    left, right = _across(columns, mark.x), _across(columns, mark.right)
+    if left is None or right is None:
+        return None
+    return replace(mark, x=left, y=mark.y * down, width=right - left, height=mark.height * down, size=LETTERS)
+
+
 def _across(columns: Sequence[Column], x: float) -> float | None:
     """Return where a place of the wide picture is in a band of these columns; None if it is in another."""
     for column, following in pairwise([*columns, None]):
@@ -473,7 +506,7 @@ def _across(columns: Sequence[Column], x: float) -> float | None:
             first = columns[0]
             return first.start + x - first.left if column is first and x > first.left - first.start - APART else None
         if x <= column.right + APART:
-            return column.start + (x - column.left) / (column.right - column.left) * column.width
+            return column.start - column.begin + (x - column.left) * column.scale
         if following and x < following.left:
             share = (x - column.right) / (following.left - column.right)
             return column.start + column.width + share * (following.start - column.start - column.width)
