@@ -1,4 +1,4 @@
-"""Stacks the columns of a diagram for a telephone, in letters of 16 pixels, with the names of its rows before each band.
+"""Stacks the columns of a diagram for a telephone: letters of 16 pixels, and the names of rows before each band.
 
 A timeline is folded by `course.pictures.narrow`; this is for what else stands in columns: matrices, messages, layers.
 Like a timeline it is read from its marks, so one that a notebook stored as SVG is stacked in the same way.
@@ -13,7 +13,7 @@ from textwrap import wrap
 from typing import Any, NamedTuple
 
 from course.pictures.narrow import LETTERS, LINE, MOST_BANDS, MOST_ROWS, WIDTH, fold, scene_of
-from course.pictures.scene import Mark, Scene, label, text_width
+from course.pictures.scene import LARGE, Mark, Scene, label, text_width
 
 SCALES = 1.2, 1.07, 1.0, 0.94, 0.88, 0.8, 0.7
 SMALLER = *SCALES, 0.65, 0.6, 0.52, 0.46
@@ -110,31 +110,45 @@ def stack(scenes: Sequence[Scene]) -> list[Scene]:
     stacked = []
     way = None
     for scene in scenes:
-        wide = _Wide(scene.marks)
-        bands, says = wide.bars(), ""
-        for layout in [] if bands else wide.layouts(way):
-            bands = [wide.band(layout, number) for number in range(len(layout.parts))]
-            if wide.num_lost(bands) <= MOST_LOST:
-                way, says = layout.way, "Rows: ranks." * layout.way.has_numbers
-                break
-            bands = []
-        if not bands:
-            return []
-        stacked.append(_below_each_other(scene, wide, [*bands, *wide.live_band()], says))
+        marks: list[Mark] = []
+        y = 0.0
+        for part in _panels(scene.marks):
+            wide = _Wide(part)
+            bands, way = wide.bands(way)
+            if not bands:
+                return []
+            made = [*_below_each_other(wide, bands, way, y)]
+            y = max(_down(mark)[1] for mark in made) + LINE
+            marks += made
+        stacked.append(replace(scene, marks=marks, height=y - LINE, width=WIDTH))
     return stacked
 
 
-def _below_each_other(scene: Scene, wide: "_Wide", bands: Sequence[Sequence[Mark]], says: str) -> Scene:
-    marks = [*_header(wide.header, says)]
-    y = marks[-1].y + LINE if marks else 0.0
+def _panels(marks: Sequence[Mark]) -> list[list[Mark]]:
+    """Return the marks below each title: titles stand in rows."""
+    titles = [mark for mark in marks if mark.shape == "label" and mark.bold and mark.size == LARGE]
+    if len(titles) < 2:
+        return [[*marks]]
+    found: dict[str, list[Mark]] = {mark.key: [] for mark in titles}
+    for mark in marks:
+        rows = [title.y for title in titles if title.y < mark.y + LARGE]
+        row = max(rows, default=titles[0].y)
+        before = [title for title in titles if title.y == row and title.x < mark.x + LARGE]
+        found[max(before, key=lambda title: title.x).key if before else titles[0].key].append(mark)
+    return [*found.values()]
+
+
+def _below_each_other(wide: "_Wide", bands: Sequence[Sequence[Mark]], way: Way | None, y: float) -> Iterator[Mark]:
+    """Yield the marks of a picture from y on: its title, its bands, and its legend."""
+    for mark in _header(wide.header, "Rows: ranks." if way and way.has_numbers else "", y):
+        yield mark
+        y = mark.y + LINE
     for band in bands:
         spans = [_down(mark) for mark in band]
         top = min(span[0] for span in spans)
-        marks += [replace(mark, y=mark.y - top + y) for mark in band]
+        yield from (replace(mark, y=mark.y - top + y) for mark in band)
         y += max(span[1] for span in spans) - top + LINE
-    legend = [*_legend(wide.legend, y)]
-    end = max((mark.y + LINE / 2 for mark in legend), default=y - LINE / 2)
-    return replace(scene, marks=[*marks, *legend], height=end, width=WIDTH)
+    yield from _legend(wide.legend, y)
 
 
 class _Wide:
@@ -169,6 +183,16 @@ class _Wide:
         is_wide = first.right - first.left > WIDEST_NAMES or max(mark.x for mark in first.marks) - first.left > APART
         return None if is_wide else first
 
+    def bands(self, way: Way | None) -> tuple[list[list[Mark]], Way | None]:
+        """Return the marks of each band, and in which way they are made narrow; in this one if that can be."""
+        if bars := self.bars():
+            return bars, way
+        for layout in self.layouts(way):
+            bands = [self.band(layout, number) for number in range(len(layout.parts))]
+            if self.num_lost(bands) <= MOST_LOST:
+                return [*bands, *self.live_band()], layout.way
+        return [], way
+
     def layouts(self, way: Way | None) -> list[Layout]:
         """Return how the picture can stand on a narrow screen, the best first: in this way, or as large as it was."""
         if way and (layout := self.layout(way)):
@@ -198,6 +222,8 @@ class _Wide:
             column.drawn = _draw(column, way.scale, way.down, WIDTH - start if way.may_squeeze else 0.0)
             if not column.drawn or column.width > WIDTH - start + 1 or _collide(column):
                 return None
+        for column, following in pairwise(columns):
+            column.drawn = _hanging_over(column, following)
         gaps = [right.left - left.right for left, right in pairwise(columns)]
         between = [min(max(gap * way.scale, min(LEAST_GAP, gap)), MOST_GAP) for gap in gaps]
         parts = _cut([each.width for each in columns], gaps, between, WIDTH - start + 1)
@@ -242,7 +268,9 @@ class _Wide:
             marks += [drawn] if drawn else []
         marks.sort(key=lambda mark: self.order[mark.key])
         repeated = {mark.key for mark in [*(names.marks if names else []), *self.lines]}
-        return [replace(mark, key=f"{mark.key}~{number}") if number and mark.key in repeated else mark for mark in marks]
+        return [
+            replace(mark, key=f"{mark.key}~{number}") if number and mark.key in repeated else mark for mark in marks
+        ]
 
     def live_band(self) -> list[list[Mark]]:
         """Return what is there to be clicked, as a band; nothing if there is none."""
@@ -413,6 +441,18 @@ def _says_much(mark: Mark) -> bool:
     return is_there and text_width(mark.text, LETTERS) > WIDTH - 20
 
 
+def _hanging_over(column: Column, following: Column) -> list[Drawn]:
+    """Return what is drawn in a column whose heading may hang over the next one, if that has none."""
+    headings = [mark.y for mark in following.marks if mark.shape == "label"]
+    boxes = [each.right for mark, each in zip(column.marks, column.drawn) if mark.shape == "box"]
+    return [
+        each._replace(right=min(each.right, max(boxes)))
+        if boxes and mark.shape == "label" and not mark.bold and not any(abs(y - mark.y) < LARGE for y in headings)
+        else each
+        for mark, each in zip(column.marks, column.drawn)
+    ]
+
+
 def _collide(column: Column) -> bool:
     """Return whether two labels stand over each other."""
     places = []
@@ -513,16 +553,16 @@ def _across(columns: Sequence[Column], x: float) -> float | None:
     return None
 
 
-def _header(labels: Sequence[Mark], says: str) -> Iterator[Mark]:
+def _header(labels: Sequence[Mark], says: str, y: float) -> Iterator[Mark]:
     """Yield the title and what is said below it, in as many lines as they need."""
-    y = -LINE / 2
+    y -= LINE / 2
     for mark in labels:
         for number, text in enumerate(wrap(mark.text, LINE_LETTERS - 4 * mark.bold)):
             y += LINE
             key = mark.key + f"~{number}" * bool(number)
             yield replace(mark, key=key, x=0.0, y=y, text=text, size=LETTERS, anchor="start")
     if says:
-        yield label("narrow.says", 0, y + LINE, says, size=LETTERS)
+        yield label(f"narrow.{labels[0].key if labels else ''}", 0, y + LINE, says, size=LETTERS)
 
 
 def _legend(pairs: Sequence[tuple[Mark, Mark]], y: float) -> Iterator[Mark]:

@@ -10,7 +10,8 @@ import pytest
 from course import working_copy
 from course.explorers.collectives import collective_explorer
 from course.pictures.narrow import LETTERS, WIDTH, scene_of
-from course.pictures.scene import MARGIN, WIDTH as WIDE, Scene, arrow, box, label, text_width
+from course.pictures.scene import MARGIN, Scene, arrow, box, label, text_width
+from course.pictures.scene import WIDTH as WIDE
 from course.pictures.stacked import narrow, narrow_svgs, stack
 
 ROOT = Path(__file__).parents[3]
@@ -24,7 +25,8 @@ def stored() -> list[tuple[str, list[str]]]:
     for path in working_copy.notebooks(ROOT):
         for cell in nbformat.read(ROOT / path, as_version=4).cells:
             for output in cell.get("outputs", []):
-                svgs = [base64.b64decode(code).decode() for code in STORED.findall(output.get("data", {}).get("text/html", ""))]
+                codes = STORED.findall(output.get("data", {}).get("text/html", ""))
+                svgs = [base64.b64decode(code).decode() for code in codes]
                 found += [(cell.id, svgs)] if svgs else []
     return found
 
