@@ -50,7 +50,8 @@ LETTERS = """(name) => {
 SHOWN = r"""(all) => Promise.all(all.filter((each) => each.getClientRects().length).map(async (each) => {
     const from = each.currentSrc, data = from.startsWith("data:");
     const svg = data ? atob(from.split(",")[1]) : await (await fetch(from)).text();
-    const sizes = [...svg.matchAll(/<text[^>]*>/g)].map(([text]) => Number(/font-size="([0-9.]+)"/.exec(text)?.[1] ?? 13));
+    const texts = [...svg.matchAll(/<text[^>]*>/g)].map(([text]) => /font-size="([0-9.]+)"/.exec(text));
+    const sizes = texts.map((found) => Number(found?.[1] ?? 13));
     const shown = each.getBoundingClientRect().width, wide = Number(/viewBox="\S+ \S+ (\S+)/.exec(svg)[1]);
     return [shown, each.closest("p, .output").clientWidth, Math.min(...sizes) * shown / wide];
 }))"""

@@ -90,7 +90,7 @@ def narrow(scenes: Sequence[Scene]) -> list[Scene]:
     narrowed = [fold(scene) for scene in scenes]
     if narrowed[0] is not scenes[0] or any(scene.panels or scene.clock for scene in scenes):
         return narrowed
-    return stack(scenes) or narrowed
+    return stack(scenes, is_low=True) or narrowed
 
 
 def narrow_svgs(svgs: Sequence[str]) -> list[str]:
@@ -105,15 +105,18 @@ def narrow_svgs(svgs: Sequence[str]) -> list[str]:
     return [narrowed.svg() if narrowed is not scene else "" for narrowed, scene in zip(folded, scenes)]
 
 
-def stack(scenes: Sequence[Scene]) -> list[Scene]:
-    """Return steps with their columns in bands below each other, in the same way if they can; [] if one cannot."""
+def stack(scenes: Sequence[Scene], is_low: bool = False) -> list[Scene]:
+    """Return steps with their columns in bands below each other, in the same way if they can; [] if one cannot.
+
+    A low picture has as few bands as can be, however narrow its columns: it stays in view while a control moves.
+    """
     stacked = []
     way = None
     for scene in scenes:
         marks: list[Mark] = []
         y = 0.0
         for part in _panels(scene.marks):
-            wide = _Wide(part)
+            wide = _Wide(part, is_low)
             bands, way = wide.bands(way)
             if not bands:
                 return []
@@ -154,7 +157,10 @@ def _below_each_other(wide: "_Wide", bands: Sequence[Sequence[Mark]], way: Way |
 class _Wide:
     """What the marks of a wide picture are: a header, names of rows, columns, and a legend."""
 
-    def __init__(self, marks: Sequence[Mark]):
+    def __init__(self, marks: Sequence[Mark], is_low: bool):
+        self.is_low = is_low
+        self.live = [mark for mark in marks if mark.live]
+        marks = [mark for mark in marks if not mark.live]
         self.left = min(mark.x for mark in marks)
         self.top = min(mark.y for mark in marks)
         self.boxes_from = min((mark.y for mark in marks if mark.shape == "box"), default=self.top)
@@ -162,12 +168,11 @@ class _Wide:
         self.header = [mark for mark in marks if self.is_header(mark)]
         apart = {mark.key for pair in [*self.legend, self.header] for mark in pair}
         body = [mark for mark in marks if mark.key not in apart]
-        self.live = [mark for mark in body if mark.live]
         self.shy = [mark for mark in body if mark.shy and mark.shape == "box"]
-        self.labels = [mark for mark in body if mark.shape == "label" and not mark.live]
+        self.labels = [mark for mark in body if mark.shape == "label"]
         self.lines = [mark for mark in body if mark.shape == "line"]
         self.order = {mark.key: number for number, mark in enumerate(body)}  # from back to front
-        in_columns = [mark for mark in body if mark.shape != "line" and not mark.live and mark not in self.shy]
+        in_columns = [mark for mark in body if mark.shape != "line" and mark not in self.shy]
         self.all_columns = _columns(in_columns)
 
     def is_header(self, mark: Mark) -> bool:
@@ -198,7 +203,8 @@ class _Wide:
         if way and (layout := self.layout(way)):
             return [layout]
         has_matrices = any("[" in mark.text for column in self.all_columns for mark in column.marks)
-        tries = [(SCALES, DOWN)] if has_matrices else [(SCALES, DOWN), (SMALLER, DOWN), (SMALLER, MORE_DOWN)]
+        tries = [(SCALES, DOWN), (SMALLER, DOWN), (SMALLER, MORE_DOWN)]
+        tries = tries[:1] if has_matrices else tries[self.is_low :]
         names = self.names.marks if self.names else []
         are_ranks = bool(names) and all(RANK.fullmatch(mark.text) for mark in names)
         numbered = [False] * (not are_ranks or names[0].shape == "label") + [True] * are_ranks

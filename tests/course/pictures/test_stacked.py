@@ -112,3 +112,7 @@ def test_an_explorer_is_stacked_with_what_a_reader_clicks():
     for scene in explorer.narrow_steps:
         assert wrong(scene) == [] and scene.width == WIDTH
     assert live and live <= explorer.narrow_steps[0].by_key.keys()
+    first = explorer.narrow_steps[0]
+    assert first.by_key["0..title"].y == min(mark.y for mark in first.marks)
+    tops = [{first.by_key[f"0.{what}{rank}.3"].y for rank in range(4)} for what in ("start", "empty")]
+    assert tops[0] == tops[1] and first.height < 400  # one band: both are in view while it plays
