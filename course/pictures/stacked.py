@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from course.pictures.narrow import LETTERS, LINE, MOST_BANDS, MOST_ROWS, WIDTH, fold, scene_of
 from course.pictures.scene import LARGE, Mark, Scene, label, text_width
+from course.pictures.style import FRAME_FILL
 
 SCALES = 1.2, 1.07, 1.0, 0.94, 0.88, 0.8, 0.7
 SMALLER = *SCALES, 0.65, 0.6, 0.52, 0.46
@@ -29,6 +30,7 @@ LINE_LETTERS = 34
 SPACING = 1.25  # of lines in a box
 HEAD, SAYS = 36.0, (20.0, 36.0)  # where a title, and what is said below it, stand
 WIDE_BAR, BAR, BELOW_BAR = 26.0, 28.0, 8.0
+PAPER = "none", "#ffffff", FRAME_FILL
 NUMBER = re.compile(r"[\d.,]+%?")
 RANK = re.compile(r"rank (\d+)")
 
@@ -233,7 +235,10 @@ class _Wide:
         gaps = [right.left - left.right for left, right in pairwise(columns)]
         between = [min(max(gap * way.scale, min(LEAST_GAP, gap)), MOST_GAP) for gap in gaps]
         parts = _cut([each.width for each in columns], gaps, between, WIDTH - start + 1)
-        has_boxes = all(any(_is_box(mark) for number in part for mark in columns[number].marks) for part in parts)
+        has_boxes = all(
+            all(_is_word(mark) for mark in in_part) or any(_is_box(mark) for mark in in_part)
+            for in_part in ([mark for number in part for mark in columns[number].marks] for part in parts)
+        )
         if not has_boxes or len(parts) > (MOST_NAMED if names else MOST) or self.num_cut(columns, parts) > MOST_LOST:
             return None
         for part in parts:
@@ -266,6 +271,11 @@ class _Wide:
         part, names = layout.parts[number], layout.names
         own = layout.columns[part.start : part.stop]
         shown = [names, *own] if names else own
+        if all(_is_word(mark) for column in own for mark in column.marks):  # of arrows from band to band
+            word = own[0].marks[0]
+            text = f"↓ {word.text}"
+            place = dict(x=own[0].start, y=0.0, width=text_width(text, LETTERS), height=LINE)
+            return [replace(word, text=text, size=LETTERS, **place)]
         marks = [mark for column in shown for mark in column.narrow_marks()]
         marks += [drawn for mark in self.shy if (drawn := _box(mark, shown, layout.way.down))]
         for each in self.lines:
@@ -343,9 +353,13 @@ def _columns(marks: Sequence[Mark]) -> list[Column]:
     return columns
 
 
+def _is_word(mark: Mark) -> bool:
+    """Return whether this is a word on paper of its own, over an arrow."""
+    return mark.shape == "box" and bool(mark.text) and mark.edge == "none" and mark.fill in PAPER
+
+
 def _is_box(mark: Mark) -> bool:
-    """Return whether this is a box, and not the paper below a word."""
-    return mark.shape == "box" and not (mark.text and mark.edge == "none" and mark.fill == "#ffffff")
+    return mark.shape == "box" and not _is_word(mark)
 
 
 def _is_swatch(one: Mark, other: Mark) -> bool:
@@ -401,7 +415,7 @@ def _draw(column: Column, scale: float, down: float, room: float = 0.0) -> list[
             drawn.append(_drawn(mark, x, y - more * LETTERS * SPACING / 2, text))
             continue
         width, height = mark.width * scale, mark.height * down
-        if mark.text and not _is_box(mark):
+        if _is_word(mark):
             wider = max(width, text_width(mark.text, LETTERS, mark.bold))
             x -= (wider - width) / 2
             width = wider
