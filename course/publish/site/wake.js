@@ -33,7 +33,7 @@
       box.tabIndex = 0;
       var hasTable = box.tagName === "TABLE" || box.querySelector("table");
       if (box.tagName !== "TABLE") box.setAttribute("role", "group");
-      var what = box.querySelector("img") ? "picture" : hasTable ? "table" : "text";
+      var what = box.querySelector("img, svg") ? "picture" : hasTable ? "table" : "text";
       box.setAttribute("aria-label", what + ": scrolls sideways");
     }
   }
