@@ -561,7 +561,7 @@ def _box(mark: Mark, columns: Sequence[Column], down: float) -> Mark | None:
 
 def _across(columns: Sequence[Column], x: float) -> float | None:
     """Return where a place of the wide picture is in a band of these columns; None if it is in another."""
-    for column, following in pairwise([*columns, None]):
+    for column, following in zip(columns, [*columns[1:], None]):
         if x < column.left - APART:
             first = columns[0]
             return first.start + x - first.left if column is first and x > first.left - first.start - APART else None
