@@ -192,6 +192,8 @@ class _Wide:
 
     def bands(self, way: Way | None) -> tuple[list[list[Mark]], Way | None]:
         """Return the marks of each band, and in which way they are made narrow; in this one if that can be."""
+        if not self.all_columns:
+            return [], way
         if bars := self.bars():
             return bars, way
         for layout in self.layouts(way):
@@ -397,7 +399,7 @@ def _draw(column: Column, scale: float, down: float, room: float = 0.0) -> list[
     Nothing is returned if what is written does not fit.
     """
     if room:
-        width = column.right - column.left
+        width = max(1.0, column.right - column.left)
         scale = min(scale, room / width)
         beside = max(each.right for each in _draw(column, scale, down) or [Drawn(0.0, 0.0, {})]) - width * scale
         scale = min(scale, (room - max(0.0, beside)) / width)
