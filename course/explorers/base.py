@@ -11,9 +11,9 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from course.explorers.control import Control
-from course.pictures.narrow import fold
 from course.pictures.scene import Scene
 from course.pictures.slide import on_slide
+from course.pictures.stacked import narrow
 from course.table import Table
 from labkit.sizes import Misfit
 
@@ -100,7 +100,7 @@ class Explorer:
     @property
     def narrow_steps(self) -> Sequence[Scene]:
         """The same steps for a narrow screen."""
-        return [*map(fold, self.steps)]
+        return narrow(self.steps)
 
     @property
     def slide_steps(self) -> Sequence[Scene]:

@@ -93,15 +93,6 @@ def fold(scene: Scene, most_rows: int = MOST_ROWS) -> Scene:
     return Folded(wide, band_length(wide, most_rows)).scene(scene) if wide else scene
 
 
-def fold_svg(svg: str) -> str:
-    """Return a stored timeline for a narrow screen; "" if it is another picture."""
-    if "<desc>" not in svg:
-        return ""  # no scene's
-    scene = scene_of(svg)
-    folded = fold(scene, MOST_ROWS * MOST_BANDS)
-    return folded.svg() if folded is not scene else ""
-
-
 # -- what is there
 
 

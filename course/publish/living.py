@@ -22,7 +22,7 @@ import nbformat
 
 from course.explorers.jupyter import CONTROLS
 from course.explorers.page import MODULES, View
-from course.pictures.narrow import fold_svg
+from course.pictures.stacked import narrow_svgs
 from course.predict import Between, Question
 from course.publish import pyodide
 from course.working_copy import ASKS_IN_WORDS, COMPARES, SUMMARY, hide_answers
@@ -110,13 +110,14 @@ def enliven(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def folded(html: str) -> str:
-    """Return HTML in which a stored timeline is a picture that a telephone shows folded."""
+    """Return HTML whose stored pictures, which are steps of one, have a narrow form for a telephone if they can."""
+    narrowed = iter(narrow_svgs([base64.b64decode(svg).decode() for svg in IMAGE.findall(html)]))
 
-    def fold(image: re.Match) -> str:
-        narrow = fold_svg(base64.b64decode(image[1]).decode()).encode()
-        return with_narrow(image[0], SVG + base64.b64encode(narrow).decode()) if narrow else image[0]
+    def narrow(image: re.Match) -> str:
+        svg = next(narrowed)
+        return with_narrow(image[0], SVG + base64.b64encode(svg.encode()).decode()) if svg else image[0]
 
-    return IMAGE.sub(fold, html)
+    return IMAGE.sub(narrow, html)
 
 
 def with_narrow(image: str, address: str) -> str:

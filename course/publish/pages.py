@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
 from course import working_copy
-from course.pictures.narrow import fold_svg
+from course.pictures.stacked import narrow_svgs
 from course.publish import living, pyodide, source, styles
 from labtrain.command_line import run_command
 
@@ -133,7 +133,7 @@ def _picture(found: re.Match, page: Path) -> str:
     if not view:
         return found[0]
     image = f'<img {about}width="{view[1]}" height="{view[2]}" src="{name}.svg"{rest}'
-    narrow = fold_svg(svg)
+    [narrow] = narrow_svgs([svg])
     if not narrow:
         return image
     (page.parent / f"{name}-narrow.svg").write_text(narrow)

@@ -70,16 +70,17 @@ def play() -> str:
 
 def front() -> str:
     """Return the page at the site's door, as Markdown."""
-    return FRONT.read_text().replace("EXPLORER", _explorer(AT_THE_DOOR))
+    return FRONT.read_text().replace("EXPLORER", _explorer(AT_THE_DOOR, is_narrowed=False))  # it stays small
 
 
-def _explorer(name: str) -> str:
+def _explorer(name: str, is_narrowed: bool = True) -> str:
     """Return an explorer as the first cell that shows it has it."""
     stored = nbformat.read(ROOT / working_copy.find(SHOWN[name][0], ROOT), as_version=4).cells
     for cell in stored:
         call = explorer_call(cell)
         if call and call[0] == name:
             place = explorer_place(*call, view=name.removesuffix("_explorer"))
-            html = folded(cell.outputs[0].data["text/html"].replace(CONTROLS, ""))
+            html = cell.outputs[0].data["text/html"].replace(CONTROLS, "")
+            html = folded(html) if is_narrowed else html
             return f"```{{raw}} html\n<div {place}>{html}</div>\n```"
     raise ValueError(f"notebook {SHOWN[name][0]} stores no {name}")

@@ -33,10 +33,11 @@
       box.tabIndex = 0;
       var hasTable = box.tagName === "TABLE" || box.querySelector("table");
       if (box.tagName !== "TABLE") box.setAttribute("role", "group");
-      var what = box.querySelector("img") ? "picture" : hasTable ? "table" : "text";
+      var what = box.querySelector("img, svg") ? "picture" : hasTable ? "table" : "text";
       box.setAttribute("aria-label", what + ": scrolls sideways");
     }
   }
   addEventListener("load", reach);
   addEventListener("resize", reach);
+  addEventListener("toggle", reach, true);  // what was folded away
 })();

@@ -12,8 +12,9 @@ from course import working_copy
 from course.explorers.schedule import NAMES, schedule_explorer
 from course.pictures import stage
 from course.pictures.layout import draw_layout
-from course.pictures.narrow import BAND, START, WIDTH, fold, fold_svg, read, scene_of
+from course.pictures.narrow import BAND, START, WIDTH, fold, read, scene_of
 from course.pictures.scene import MARGIN, Scene
+from course.pictures.stacked import narrow_svgs
 from course.pictures.steps import differences
 from course.pictures.timeline import LEFT
 from labkit.layout import ParallelLayout
@@ -80,7 +81,8 @@ def test_ops_are_written_in_as_few_bands_as_that_takes():
 def test_a_stored_timeline_is_folded_as_a_living_one(choice):
     wide = drawn(*choice)
     seen = [mark for mark in wide.marks if not mark.shy and not mark.live]
-    stored = scene_of(fold_svg(wide.svg())).marks
+    [narrow] = narrow_svgs([wide.svg()])
+    stored = scene_of(narrow).marks
     living = scene_of(fold(Scene(wide.title, wide.says, seen, 0.0), 48).svg()).marks
     assert [(each.shape, each.text, each.fill, each.ink) for each in stored] == [
         (each.shape, each.text, each.fill, each.ink) for each in living
@@ -94,7 +96,7 @@ def test_every_timeline_of_the_notebooks_is_folded():
     found = list(stored_timelines())
     assert len(found) > 15
     for name, svg in found:
-        narrow = fold_svg(svg)
+        [narrow] = narrow_svgs([svg])
         assert narrow, name
         assert wrong(scene_of(narrow)) == [], name
 
@@ -102,7 +104,6 @@ def test_every_timeline_of_the_notebooks_is_folded():
 def test_another_picture_stays_as_it_is():
     scene = draw_layout(ParallelLayout(16, 2, 4), 8)
     assert fold(scene) is scene
-    assert fold_svg(scene.svg()) == ""
 
 
 @pytest.mark.skipif(not browser.find_chromium(), reason="needs Chromium or Chrome, and none is installed")
