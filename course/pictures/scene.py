@@ -98,6 +98,16 @@ class Mark:
         place = f"transform:translate({_number(self.x)}px,{_number(self.y)}px)"
         return f'<g{words} style="{place}">{"".join(self._parts())}</g>'
 
+    def changed(self, **look: Any) -> "Mark":
+        """Return this mark with another look, as `dataclasses.replace` does in ten times the time.
+
+        A page moves thousands of marks in a browser's Python while a reader steps through a collective.
+        """
+        mark = object.__new__(Mark)
+        vars(mark).update(vars(self) | look)
+        vars(mark).pop("svg", None)  # how it was drawn before
+        return mark
+
     def _parts(self) -> Iterable[str]:
         dashes = ' stroke-dasharray="4 3"' if self.dashed else ""
         stroke = f' stroke="{self.edge}" stroke-width="{_number(self.edge_width)}"{dashes}' * (self.edge != "none")

@@ -65,7 +65,7 @@ class Column:
     def narrow_marks(self) -> Iterator[Mark]:
         for mark, each in zip(self.marks, self.drawn):
             moved = each.look["x"] - self.begin + self.start
-            yield _changed(mark, **each.look | dict(x=moved, size=LETTERS))
+            yield mark.changed(**each.look | dict(x=moved, size=LETTERS))
 
 
 class Way(NamedTuple):
@@ -85,17 +85,6 @@ class Layout(NamedTuple):
     names: Column | None
     columns: list[Column]
     way: Way
-
-
-def _changed(mark: Mark, **look: Any) -> Mark:
-    """Return a mark with another look, as `dataclasses.replace` does in ten times the time.
-
-    A page has to move thousands of marks in a browser's Python while a reader steps through a collective.
-    """
-    changed = object.__new__(Mark)
-    vars(changed).update(vars(mark) | look)
-    vars(changed).pop("svg", None)  # how it was drawn before
-    return changed
 
 
 def narrow(scenes: Sequence[Scene]) -> list[Scene]:
@@ -162,7 +151,7 @@ def _below_each_other(wide: "_Wide", bands: Sequence[Sequence[Mark]], way: Way |
     for band in bands:
         spans = [_down(mark) for mark in band]
         top = min(span[0] for span in spans)
-        yield from (_changed(mark, y=mark.y - top + y) for mark in band)
+        yield from (mark.changed(y=mark.y - top + y) for mark in band)
         y += max(span[1] for span in spans) - top + LINE
     yield from _legend(wide.legend, y)
 
@@ -288,7 +277,7 @@ class _Wide:
             word = own[0].marks[0]
             text = f"↓ {word.text}"
             place = dict(x=own[0].start, y=0.0, width=text_width(text, LETTERS), height=LINE)
-            return [_changed(word, text=text, size=LETTERS, **place)]
+            return [word.changed(text=text, size=LETTERS, **place)]
         marks = [mark for column in shown for mark in column.narrow_marks()]
         marks += [drawn for mark in self.shy if (drawn := _box(mark, shown, layout.way.down))]
         for each in self.lines:
@@ -298,7 +287,7 @@ class _Wide:
         marks.sort(key=lambda mark: self.order[mark.key])
         repeated = {mark.key for mark in [*(names.marks if names else []), *self.lines]}
         return [
-            _changed(mark, key=f"{mark.key}~{number}") if number and mark.key in repeated else mark for mark in marks
+            mark.changed(key=f"{mark.key}~{number}") if number and mark.key in repeated else mark for mark in marks
         ]
 
     def live_band(self) -> list[list[Mark]]:
@@ -308,7 +297,7 @@ class _Wide:
         left, right = min(mark.x for mark in self.live), max(mark.right for mark in self.live)
         scale = WIDTH / max(1.0, right - left)
         place = lambda mark: dict(x=(mark.x - left) * scale, width=mark.width * scale, size=LETTERS)  # noqa: E731
-        return [[_changed(mark, **place(mark), y=mark.y * DOWN, height=mark.height * DOWN) for mark in self.live]]
+        return [[mark.changed(**place(mark), y=mark.y * DOWN, height=mark.height * DOWN) for mark in self.live]]
 
     def bars(self) -> list[list[Mark]]:
         """Return a picture of bars as one band, each bar below its name and its sum; [] if it is another picture."""
@@ -324,21 +313,21 @@ class _Wide:
         marks = []
         y = LINE * bool(above)
         for name, total in zip(names, sums):
-            marks.append(_changed(name, x=0.0, y=y + LINE / 2, size=LETTERS))
+            marks.append(name.changed(x=0.0, y=y + LINE / 2, size=LETTERS))
             widths = [text_width(mark.text, LETTERS, mark.bold) for mark in (name, total)]
             y += LINE if sum(widths) + LEAST_GAP > WIDTH else 0.0
-            marks.append(_changed(total, x=WIDTH, y=y + LINE / 2, size=LETTERS, anchor="end"))
+            marks.append(total.changed(x=WIDTH, y=y + LINE / 2, size=LETTERS, anchor="end"))
             y += LINE
             marks += [_bar(mark, left, scale, name.y, y) for mark in boxes if mark.y < name.y < mark.bottom]
             for each in self.lines:  # beside each bar, not through the words
                 key = f"{each.key}~{name.key}" if y > 3 * LINE else each.key
                 x = (each.x - left) * scale
-                marks.append(_changed(each, key=key, x=x, y=y - 2, points=((0.0, 0.0), (0.0, BAR + 4))))
+                marks.append(each.changed(key=key, x=x, y=y - 2, points=((0.0, 0.0), (0.0, BAR + 4))))
             y += BAR + BELOW_BAR
         for mark in above:
             half = text_width(mark.text, LETTERS) / 2
             x = max(half, min(WIDTH - half, (mark.x - left) * scale))
-            marks.append(_changed(mark, x=x, y=LINE / 2, size=LETTERS, anchor="middle"))
+            marks.append(mark.changed(x=x, y=LINE / 2, size=LETTERS, anchor="middle"))
         return [marks]
 
 
@@ -347,7 +336,7 @@ def _bar(mark: Mark, left: float, scale: float, middle: float, y: float) -> Mark
     width, height = mark.width * scale, mark.height * BAR / WIDE_BAR
     text = mark.text if text_width(mark.text, LETTERS) + 2 <= width else ""
     top = y + BAR / 2 + (mark.y + mark.height / 2 - middle) * BAR / WIDE_BAR - height / 2
-    return _changed(mark, x=(mark.x - left) * scale, y=top, width=width, height=height, text=text, size=LETTERS)
+    return mark.changed(x=(mark.x - left) * scale, y=top, width=width, height=height, text=text, size=LETTERS)
 
 
 # -- what is there
@@ -561,7 +550,7 @@ def _line(each: Mark, columns: Sequence[Column], down: float) -> Mark | None:
     if len(points) < len(xs):
         return None
     x, y = points[0]
-    return _changed(each, x=x, y=y, points=tuple((px - x, py - y) for px, py in points))
+    return each.changed(x=x, y=y, points=tuple((px - x, py - y) for px, py in points))
 
 
 def _box(mark: Mark, columns: Sequence[Column], down: float) -> Mark | None:
@@ -569,7 +558,7 @@ def _box(mark: Mark, columns: Sequence[Column], down: float) -> Mark | None:
     left, right = _across(columns, mark.x), _across(columns, mark.right)
     if left is None or right is None:
         return None
-    return _changed(mark, x=left, y=mark.y * down, width=right - left, height=mark.height * down, size=LETTERS)
+    return mark.changed(x=left, y=mark.y * down, width=right - left, height=mark.height * down, size=LETTERS)
 
 
 def _across(columns: Sequence[Column], x: float) -> float | None:
@@ -593,7 +582,7 @@ def _header(labels: Sequence[Mark], says: str, y: float) -> Iterator[Mark]:
         for number, text in enumerate(wrap(mark.text, LINE_LETTERS - 4 * mark.bold)):
             y += LINE
             key = mark.key + f"~{number}" * bool(number)
-            yield _changed(mark, key=key, x=0.0, y=y, text=text, size=LETTERS, anchor="start")
+            yield mark.changed(key=key, x=0.0, y=y, text=text, size=LETTERS, anchor="start")
     if says:
         yield label(f"narrow.{labels[0].key if labels else ''}", 0, y + LINE, says, size=LETTERS)
 
@@ -605,6 +594,6 @@ def _legend(pairs: Sequence[tuple[Mark, Mark]], y: float) -> Iterator[Mark]:
         if x and x + 22 + width > WIDTH:
             x = 0.0
             y += LINE
-        yield _changed(swatch, x=x, y=y - 8, width=16.0, height=16.0)
-        yield _changed(word, x=x + 22, y=y, size=LETTERS)
+        yield swatch.changed(x=x, y=y - 8, width=16.0, height=16.0)
+        yield word.changed(x=x + 22, y=y, size=LETTERS)
         x += 36 + width
