@@ -39,11 +39,11 @@ test sweep-nccl: export LABKIT_NO_NOTES = 1
 test: export LABKIT_PROGRESS = $(CURDIR)/build/tests_progress.json
 test: $(DEV)
 	@rm -f $(RESULTS)
-	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest tests labkit labtrain course $(NOTEBOOKS) --ignore $(STYLE) -m "not alone" -n 4 --dist loadfile --max-worker-restart 0 \
+	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest tests labkit labtrain course $(NOTEBOOKS) --ignore $(STYLE) -m "not alone" -n 3 --dist loadfile --max-worker-restart 0 \
 		--nbval --nbval-current-env --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 \
 		--junit-xml $(firstword $(RESULTS)); \
 	status=$$?; \
-	$(BIN)/python -m pytest tests/labkit/launch -m alone -n 4 --dist worksteal --max-worker-restart 0 \
+	$(BIN)/python -m pytest tests/labkit/launch -m alone -n 3 --dist worksteal --max-worker-restart 0 \
 		--junit-xml $(lastword $(RESULTS)); \
 	$(BIN)/python tests/support/closing_line.py $(RESULTS) $$((status + $$?))
 

@@ -3,6 +3,7 @@
 
 const REST = 2000;  // milliseconds: a mouse that rests dims nothing any longer
 const NARROW = 600, NARROWEST = 0.73, MARGIN = 8;  // as in scene.py: a picture is shown no lower
+const TALLER = 16 / 13;  // panels below each other: their usual letters of 13 pixels have 16 then
 const CONDENSED = 0.61;  // but narrower: letters keep their height
 const MOST_CONDENSED = 1.25, LEGIBLE = 1.1;  // a picture so many times as wide as a phone scrolls: its letters of 11 pixels have 12 then
 const NUMBERS = /-?[\d.]+/g;
@@ -459,7 +460,7 @@ function render({ model, el }) {
     svg.style.maxWidth = `max(${view[2]}px, min(${view[2] * 1.35}px, ${inWindow}))`;
     const scrolls = isNarrow() && view[2] > MOST_CONDENSED * paper.clientWidth;
     svg.style.minWidth = `${view[2] * (scrolls ? LEGIBLE : CONDENSED)}px`;
-    svg.style.minHeight = `${view[3] * NARROWEST}px`;
+    svg.style.minHeight = `${view[3] * (panels ? TALLER : NARROWEST)}px`;
     svg.style.aspectRatio = view[2] / view[3];
     svg.setAttribute("aria-label", `${scene.title}. ${scene.says}`);
     table.hidden = !scene.table;
