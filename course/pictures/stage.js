@@ -5,7 +5,7 @@ const REST = 2000;  // milliseconds: a mouse that rests dims nothing any longer
 const NARROW = 600, NARROWEST = 0.73, MARGIN = 8;  // as in scene.py: a picture is shown no lower
 const TALLER = 16 / 13;  // panels below each other: their usual letters of 13 pixels have 16 then
 const CONDENSED = 0.61;  // but narrower: letters keep their height
-const MOST_CONDENSED = 1.25, LEGIBLE = 1.1;  // a picture so many times as wide as a phone scrolls: its letters of 11 pixels have 12 then
+const LEGIBLE = 1.1;  // what scrolls all the same is not condensed: letters of 11 pixels have 12 then
 const NUMBERS = /-?[\d.]+/g;
 const MOST_ZOOM = 32;  // times: the places of marks are rounded to a tenth of a pixel
 const SPEEDS = [0.25, 0.5, 1, 2, 4];
@@ -458,7 +458,7 @@ function render({ model, el }) {
     svg.setAttribute("viewBox", view.join(" "));
     const inWindow = `(100vh - ${ABOVE}px) * ${view[2] / view[3]}`;  // no larger than it can be seen whole, unless letters suffer
     svg.style.maxWidth = `max(${view[2]}px, min(${view[2] * 1.35}px, ${inWindow}))`;
-    const scrolls = isNarrow() && view[2] > MOST_CONDENSED * paper.clientWidth;
+    const scrolls = isNarrow() && view[2] * CONDENSED > paper.clientWidth;
     svg.style.minWidth = `${view[2] * (scrolls ? LEGIBLE : CONDENSED)}px`;
     svg.style.minHeight = `${view[3] * (panels ? TALLER : NARROWEST)}px`;
     svg.style.aspectRatio = view[2] / view[3];
