@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from course.pictures.narrow import WIDTH
+from course.pictures.narrow import MOST_BANDS, WIDTH
 from course.pictures.stacked_column import RANK, Fit, NarrowColumn, draw_column, draw_row_names, hang_over
 from course.pictures.stacked_wide import APART, WidePicture, is_word
 
@@ -17,7 +17,6 @@ SMALL_SCALES = *SCALES, 0.65, 0.6, 0.52, 0.46  # at the smallest, few boxes have
 STRETCH = 1.23  # 16 / 13, too: a line of text has the room that it had
 LARGE_STRETCH = 1.45  # room for a second line in more boxes
 LEAST_GAP, MOST_GAP = 5.0, 16.0  # pixels between columns of a band: they stay apart, and no room is wasted
-MOST_BANDS, MOST_NAMED_BANDS = 5, 4  # without and with row names: with more, nobody sees the rows as one picture
 MOST_LOST_LINES = 2  # from band to band, which the narrow picture cannot draw
 ROUNDING = 1.0  # pixels that a band may be too wide, as lengths in stored pictures are rounded
 
@@ -32,17 +31,17 @@ class Layout:
     bands: list[range]
 
     @property
-    def num_changes(self) -> int:
-        """How many texts are shorter than in the wide picture; the numbers of ranks count as one."""
+    def num_shorter(self) -> int:
+        """How many texts in its columns are shorter than in the wide picture."""
         pairs = [pair for column in self.columns for pair in column.pairs]
-        return self.fit.has_numbers + sum(mark.text.split() != each.text.split() for mark, each in pairs)
+        return sum(mark.text.split() != each.text.split() for mark, each in pairs)
 
 
 def layouts(wide: WidePicture, fit: Fit | None, is_low: bool) -> list[Layout]:
     """Return how a picture can stand in bands, the best first.
 
-    With this fit, that of the step before, if it can; else in as few bands and with as few changes as can be, and as
-    large as then can be.
+    With this fit, that of the step before, if it can. Else with the fewest bands, then the fewest shorter texts, then
+    the first fit in order: whole names before numbers, large before small.
     """
     if fit and (layout := lay_out(wide, fit)):
         return [layout]
@@ -50,12 +49,12 @@ def layouts(wide: WidePicture, fit: Fit | None, is_low: bool) -> list[Layout]:
         tried = [lay_out(wide, each) for each in fits]
         found = [layout for layout in tried if layout]
         if found:
-            return sorted(found, key=_num_bands_and_changes)
+            return sorted(found, key=_num_bands_and_shorter)
     return []
 
 
-def _num_bands_and_changes(layout: Layout) -> tuple[int, int]:
-    return len(layout.bands), layout.num_changes
+def _num_bands_and_shorter(layout: Layout) -> tuple[int, int]:
+    return len(layout.bands), layout.num_shorter
 
 
 def _fits(wide: WidePicture, is_low: bool) -> Iterator[list[Fit]]:
@@ -99,8 +98,7 @@ def lay_out(wide: WidePicture, fit: Fit) -> Layout | None:
     gaps.append(0.0)  # after the last column
     narrow_gaps = [_narrow_gap(gap, fit.scale) for gap in gaps]
     bands = cut([column.width for column in columns], gaps, narrow_gaps, WIDTH - start + ROUNDING)
-    most_bands = MOST_NAMED_BANDS if names else MOST_BANDS
-    if not columns or len(bands) > most_bands or _num_cut(wide, bands) > MOST_LOST_LINES:
+    if not columns or len(bands) > MOST_BANDS or _num_cut(wide, bands) > MOST_LOST_LINES:
         return None
     if not all(_can_be_band(wide, band) for band in bands):
         return None

@@ -16,7 +16,6 @@ from course.pictures.style import FRAME_FILL
 APART = 2.0  # two columns have more than this between them; what is less far from a place stands at that place
 LARGEST_SWATCH = 16.0  # the side of a swatch in a legend, and its distance from its word
 HEADER_HEIGHT = 36.0  # a title and the line below it
-WIDEST_NAMES = 150.0  # wider row names would leave half of a narrow screen for the columns
 PAPER = "none", "#ffffff", FRAME_FILL  # the fills of a word that hides the arrow behind it
 LEFT_SHARE = {"start": 0.0, "middle": 0.5, "end": 1.0}  # of a text's width: how much is to the left of its anchor
 
@@ -63,9 +62,9 @@ class WidePicture:
         if len(self.all_columns) < 2:
             return None
         first = self.all_columns[0]
-        is_text = len(first.marks) > 1 and all(mark.text for mark in first.marks)
+        is_text = all(mark.text for mark in first.marks)
         is_aligned = all(mark.x - first.left <= APART for mark in first.marks)
-        return first if is_text and is_aligned and first.width <= WIDEST_NAMES else None
+        return first if is_text and is_aligned else None
 
     @cached_property
     def columns(self) -> list[Column]:
