@@ -1,9 +1,9 @@
-"""Draws the bands of a narrow picture: row names, columns, and the lines and boxes across them.
+"""Draws the bands of a narrow picture: row names, columns, and the lines across them.
 
 The words are explained in `course.pictures.stacked`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from course.pictures.narrow import LETTERS, LINE, WIDTH
 from course.pictures.scene import Mark, text_width
@@ -35,7 +35,6 @@ def draw_band(wide: WidePicture, layout: Layout, number: int) -> list[Mark]:
     names = [layout.row_names] if layout.row_names else []
     shown = [*names, *columns]
     marks = [mark for column in shown for mark in column.marks()]
-    marks += _shy_boxes(wide, shown, layout.fit.stretch)
     for line in wide.lines:
         marks += _line_in_band(line, names, columns, number, layout.fit.stretch)
     marks.sort(key=lambda mark: wide.order[mark.key])
@@ -66,7 +65,7 @@ def _live_band(wide: WidePicture) -> list[list[Mark]]:
     return [band]
 
 
-# -- lines and boxes across columns
+# -- lines across columns
 
 
 def _line_in_band(
@@ -101,16 +100,6 @@ def _line(line: Mark, columns: Sequence[NarrowColumn], stretch: float) -> Mark |
         points.append((x, (line.y + y) * stretch))
     x, y = points[0]
     return line.changed(x=x, y=y, points=tuple((px - x, py - y) for px, py in points))
-
-
-def _shy_boxes(wide: WidePicture, columns: Sequence[NarrowColumn], stretch: float) -> Iterator[Mark]:
-    """Yield the boxes among these columns that are seen only when lit."""
-    for mark in wide.shy:
-        left = narrow_x(columns, mark.x)
-        right = narrow_x(columns, mark.right)
-        if left is not None and right is not None:
-            down = dict(y=mark.y * stretch, height=mark.height * stretch)
-            yield mark.changed(x=left, width=right - left, **down, size=LETTERS)
 
 
 def narrow_x(columns: Sequence[NarrowColumn], x: float) -> float | None:

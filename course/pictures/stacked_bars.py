@@ -20,7 +20,6 @@ WIDE_BAR = 26.0  # the height of a bar in the wide picture, as `course.pictures.
 BAR = 28.0  # and in the narrow one, where a line of text has room in it
 BELOW_BAR = 8.0
 OVER_BAR = 2.0  # how far a line across bars stands out of each
-LINE_WIDTH = 2.0  # of a line, which is to be seen at the very right, too
 ABOVE = 20.0  # what is this far above the first name, in the wide picture, is above all bars
 TO_SUM = 5.0  # at least, from a name to its sum
 
@@ -64,8 +63,8 @@ def _are_bars(wide: WidePicture, names: Sequence[Mark], sums: Sequence[Mark]) ->
 def _across(wide: WidePicture) -> _Across:
     """Return lengths across with which the longest bar, or the last line, ends where the screen does."""
     left = min(mark.x for mark in wide.boxes)
-    ends = [mark.right for mark in wide.boxes] + [mark.x + LINE_WIDTH for mark in wide.lines]
-    return _Across(left, WIDTH / (max(ends) - left))
+    right = max([mark.right for mark in wide.boxes] + [mark.x for mark in wide.lines])
+    return _Across(left, WIDTH / (right - left))
 
 
 def _words(name: Mark, total: Mark, y: float) -> list[Mark]:

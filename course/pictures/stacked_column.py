@@ -83,7 +83,8 @@ class NarrowColumn:
 
 def draw_column(column: Column, fit: Fit, room: float) -> NarrowColumn | None:
     """Return a column as it is drawn where this room is left; None if a text does not fit its box."""
-    scale = _squeezed(column, fit, room) if fit.may_squeeze else fit.scale
+    squeezed = room / max(1.0, column.width)
+    scale = min(fit.scale, squeezed) if fit.may_squeeze else fit.scale
     drawn = _draw_marks(column, scale, fit.stretch)
     return NarrowColumn(column, drawn, scale) if drawn else None
 
@@ -101,17 +102,6 @@ def draw_row_names(names: Column, fit: Fit) -> NarrowColumn:
     column = NarrowColumn(names, drawn, fit.scale)
     column.scale = column.width / names.width
     return column
-
-
-def _squeezed(column: Column, fit: Fit, room: float) -> float:
-    """Return the scale at which a column has room, with texts that go beyond its boxes."""
-    width = max(1.0, column.width)
-    scale = min(fit.scale, room / width)
-    drawn = _draw_marks(column, scale, fit.stretch)
-    if not drawn:
-        return scale
-    beyond = max(each.right for each in drawn) - width * scale
-    return min(scale, (room - max(0.0, beyond)) / width)
 
 
 def _draw_marks(column: Column, scale: float, stretch: float) -> list[Drawn]:
@@ -238,9 +228,7 @@ def _ways_in_lines(words: Sequence[str]) -> Iterator[str]:
 
 
 def _is_heading(mark: Mark) -> bool:
-    """Return whether a label names its column, in bold or as "what: how", in one line."""
-    if mark.anchor == "end" or "\n" in mark.text:
-        return False
+    """Return whether a label names its column, in bold or as "what: how"."""
     return mark.bold or ": " in mark.text
 
 

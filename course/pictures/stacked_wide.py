@@ -37,7 +37,7 @@ class WidePicture:
     """The marks of a wide picture by what they are.
 
     The ``header`` stands above the boxes; the ``legend`` has pairs of a swatch and its word; ``live`` marks are there
-    to be clicked. The rest is the body: ``all_columns``, ``lines`` across them, and ``shy`` boxes, seen only when lit.
+    to be clicked. The rest is the body: ``labels`` and ``boxes`` in ``all_columns``, and ``lines`` across them.
     """
 
     def __init__(self, marks: Sequence[Mark]):
@@ -50,11 +50,9 @@ class WidePicture:
         body = [mark for mark in still if mark.key not in apart]
         self.order = {mark.key: number for number, mark in enumerate(body)}  # from back to front
         self.lines = [mark for mark in body if mark.shape == "line"]
-        self.shy = [mark for mark in body if mark.shy and mark.shape == "box"]
-        in_columns = [mark for mark in body if mark.shape != "line" and mark not in self.shy]
-        self.labels = [mark for mark in in_columns if mark.shape == "label"]
-        self.boxes = [mark for mark in in_columns if mark.shape == "box"]
-        self.all_columns = columns_of(in_columns)
+        self.labels = [mark for mark in body if mark.shape == "label"]
+        self.boxes = [mark for mark in body if mark.shape == "box"]
+        self.all_columns = columns_of([*self.labels, *self.boxes])
 
     @cached_property
     def row_names(self) -> Column | None:
