@@ -56,7 +56,7 @@ def _live_band(wide: WidePicture) -> list[list[Mark]]:
         return []
     left = min(mark.x for mark in wide.live)
     right = max(mark.right for mark in wide.live)
-    scale = WIDTH / max(1.0, right - left)
+    scale = WIDTH / (right - left)
     band = []
     for mark in wide.live:
         across = dict(x=(mark.x - left) * scale, width=mark.width * scale)

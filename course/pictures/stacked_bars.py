@@ -35,10 +35,11 @@ class _Across(NamedTuple):
 
 
 def draw_bars(wide: WidePicture) -> list[Mark]:
-    """Return the marks of a picture of bars; [] if it is a different picture."""
+    """Return the marks of a picture of bars, each with its name and sum beside it; [] if it is a different picture."""
     names = [mark for mark in wide.labels if mark.x == wide.left and mark.anchor == "start" and not mark.bold]
     sums = [mark for mark in wide.labels if mark.bold]
-    if not _are_bars(wide, names, sums):
+    are_in_rows = [mark.y for mark in names] == [mark.y for mark in sums]
+    if not names or not wide.boxes or not are_in_rows:
         return []
     above = [mark for mark in wide.labels if mark.y < names[0].y - ABOVE]
     across = _across(wide)
@@ -46,18 +47,11 @@ def draw_bars(wide: WidePicture) -> list[Mark]:
     y = LINE if above else 0.0
     for name, total in zip(names, sums):
         marks += _words(name, total, y)
-        y = marks[-1].y + LINE / 2
+        y = marks[-1].y + LINE / 2  # below the sum
         marks += [_part(mark, across, name.y, y) for mark in wide.boxes if mark.y < name.y < mark.bottom]
         marks += _lines(wide.lines, across, y, "" if name is names[0] else f"~{name.key}")
         y += BAR + BELOW_BAR
     return [*marks, *(_above(mark, across) for mark in above)]
-
-
-def _are_bars(wide: WidePicture, names: Sequence[Mark], sums: Sequence[Mark]) -> bool:
-    """Return whether each name has a sum in its row, and all sums are in one column."""
-    if not names or not wide.boxes or len({mark.x for mark in sums}) > 1:
-        return False
-    return [mark.y for mark in names] == [mark.y for mark in sums]
 
 
 def _across(wide: WidePicture) -> _Across:

@@ -7,11 +7,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations
 from textwrap import wrap
 from typing import NamedTuple
 
-from course.pictures.narrow import LETTERS, LINE
+from course.pictures.narrow import LETTERS
 from course.pictures.scene import LARGE, Mark, text_width
 from course.pictures.stacked_wide import Column, is_word, text_extent
 
@@ -100,7 +99,7 @@ def draw_row_names(names: Column, fit: Fit) -> NarrowColumn:
             width = max(NARROWEST_NAME, text_width(text, LETTERS, mark.bold) + 2)
             drawn.append(_box(mark, 0.0, width, fit.stretch, text))
     column = NarrowColumn(names, drawn, fit.scale)
-    column.scale = column.width / names.width
+    column.scale = column.width / names.width  # for lines that lead to a name
     return column
 
 
@@ -133,9 +132,9 @@ def _draw_box(mark: Mark, x: float, scale: float, stretch: float) -> Drawn | Non
     """Return a box with its text; None if that does not fit. A word makes its box as wide as it needs."""
     width = mark.width * scale
     if is_word(mark):
-        narrower = width
-        width = max(narrower, text_width(mark.text, LETTERS, mark.bold))
-        x -= (width - narrower) / 2
+        needed = text_width(mark.text, LETTERS, mark.bold)
+        x -= max(0.0, needed - width) / 2  # to both sides
+        width = max(width, needed)
     text = text_for_box(mark.text, mark.bold, round(width, 1), round(mark.height * stretch, 1))
     return None if text is None else _box(mark, x, width, stretch, text)
 
@@ -153,33 +152,20 @@ def _label(mark: Mark, x: float, y: float, text: str) -> Drawn:
 
 
 def hang_over(column: NarrowColumn, following: NarrowColumn) -> list[Drawn]:
-    """Return what is drawn in a column, where a heading may hang over the next column if that has none beside it."""
-    headings = [mark.y for mark in following.wide.marks if mark.shape == "label"]
-    boxes_end = max((each.right for mark, each in column.pairs if mark.shape == "box"), default=None)
+    """Return what is drawn in a column, with labels that end where its boxes end if they may hang over the next column.
+
+    A label may if the next column has none at the same height; the bold name of a matrix may not.
+    """
+    labels = [mark.y for mark in following.wide.marks if mark.shape == "label"]
+    box_ends = [each.right for mark, each in column.pairs if mark.shape == "box"]
     drawn = []
     for mark, each in column.pairs:
-        is_alone = all(abs(y - mark.y) >= LARGE for y in headings)
-        if boxes_end is not None and mark.shape == "label" and not mark.bold and is_alone:
-            each = each._replace(right=min(each.right, boxes_end))
+        is_plain_label = mark.shape == "label" and not mark.bold
+        is_beside_label = any(abs(y - mark.y) < LARGE for y in labels)
+        if is_plain_label and box_ends and not is_beside_label:
+            each = each._replace(right=min(each.right, max(box_ends)))
         drawn.append(each)
     return drawn
-
-
-def has_labels_over_each_other(column: NarrowColumn) -> bool:
-    labels = [each for mark, each in column.pairs if mark.shape == "label"]
-    return any(_overlap(one, other) for one, other in combinations(labels, 2))
-
-
-def _overlap(one: Drawn, other: Drawn) -> bool:
-    """Return whether two labels overlap; lines that only touch do not."""
-    one_half, other_half = _half_height(one), _half_height(other)
-    is_across = one.left < other.right and other.left < one.right
-    is_down = one.y - one_half < other.y + other_half and other.y - other_half < one.y + one_half
-    return is_across and is_down
-
-
-def _half_height(each: Drawn) -> float:
-    return (each.text.count("\n") + 1) * LINE / 2 - 3  # a line's letters are lower than it
 
 
 # -- texts

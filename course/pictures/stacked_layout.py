@@ -93,7 +93,7 @@ def lay_out(wide: WidePicture, fit: Fit) -> Layout | None:
     if names:
         names.start = wide.lead
     start = names.end + LEAST_GAP if names else wide.lead
-    columns = _drawn(wide, fit, WIDTH - start)
+    columns = _draw_columns(wide, fit, WIDTH - start)
     gaps = [following.left - column.right for column, following in pairwise(wide.columns)]
     gaps.append(0.0)  # after the last column
     narrow_gaps = [_narrow_gap(gap, fit.scale) for gap in gaps]
@@ -116,7 +116,7 @@ def _narrow_gap(gap: float, scale: float) -> float:
     return min(max(gap * scale, least), MOST_GAP)
 
 
-def _drawn(wide: WidePicture, fit: Fit, room: float) -> list[NarrowColumn]:
+def _draw_columns(wide: WidePicture, fit: Fit, room: float) -> list[NarrowColumn]:
     """Return the drawn columns; [] if one does not fit."""
     columns = []
     for each in wide.columns:
