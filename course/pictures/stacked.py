@@ -26,8 +26,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from textwrap import wrap
 
-from course.pictures.narrow import LETTERS, LINE, MOST_BANDS, MOST_ROWS, WIDTH, fold, scene_of
-from course.pictures.scene import Mark, Scene, label, text_width
+from course.pictures.narrow import LETTERS, LINE, MOST_BANDS, MOST_ROWS, WIDTH, fold, legend_in_lines, scene_of
+from course.pictures.scene import Mark, Scene, label
 from course.pictures.stacked_bands import draw_bands
 from course.pictures.stacked_bars import draw_bars
 from course.pictures.stacked_column import Fit
@@ -35,8 +35,6 @@ from course.pictures.stacked_wide import WidePicture, extent_down, panels
 
 LETTERS_PER_LINE = 34  # of a header: `text_width` is an estimate, and most lines are narrower
 BOLD_LETTERS_PER_LINE = 30
-SWATCH = 16.0  # pixels: the side of a swatch in the legend
-TO_WORD, TO_SWATCH = 6.0, 14.0  # pixels from a swatch to its word, and from there to the next swatch
 
 
 def narrow(scenes: Sequence[Scene]) -> list[Scene]:
@@ -100,7 +98,7 @@ def _stack_panel(marks: Sequence[Mark], y: float, fit: Fit | None, is_low: bool)
         bottom = max(extent_down(mark)[1] for mark in band)
         made += [mark.changed(y=mark.y - top + y) for mark in band]
         y += bottom - top + LINE
-    return [*made, *_legend(wide.legend, y)], fit
+    return [*made, *legend_in_lines(wide.legend, y, WIDTH)], fit
 
 
 def _header(labels: Sequence[Mark], says: str, y: float) -> Iterator[Mark]:
@@ -115,17 +113,3 @@ def _header(labels: Sequence[Mark], says: str, y: float) -> Iterator[Mark]:
     if says:
         first = labels[0].key if labels else ""
         yield label(f"narrow.{first}", 0, y + LINE, says, size=LETTERS)
-
-
-def _legend(pairs: Sequence[tuple[Mark, Mark]], y: float) -> Iterator[Mark]:
-    """Yield swatches and their words, in as many lines as they need; the first line's middle is at y."""
-    x = 0.0
-    for swatch, word in pairs:
-        word_width = text_width(word.text, LETTERS)
-        width = SWATCH + TO_WORD + word_width
-        if x and x + width > WIDTH:
-            x = 0.0
-            y += LINE
-        yield swatch.changed(x=x, y=y - SWATCH / 2, width=SWATCH, height=SWATCH)
-        yield word.changed(x=x + SWATCH + TO_WORD, y=y, size=LETTERS)
-        x += width + TO_SWATCH
