@@ -63,7 +63,7 @@ def _fits(wide: WidePicture, is_low: bool) -> Iterator[list[Fit]]:
     The columns of matrices all keep one scale, and are never small: their lengths can be compared.
     """
     has_matrices = any("[" in mark.text for mark in [*wide.labels, *wide.boxes])
-    tries = [(SMALL_SCALES, STRETCH), (SMALL_SCALES, LARGE_STRETCH)]
+    tries: list[tuple[Sequence[float], float]] = [(SMALL_SCALES, STRETCH), (SMALL_SCALES, LARGE_STRETCH)]
     if has_matrices:
         tries = [(SCALES, STRETCH)]
     elif not is_low:
@@ -106,7 +106,7 @@ def lay_out(wide: WidePicture, fit: Fit) -> Layout | None:
         x = start
         for number in band:
             columns[number].start = x
-            x = columns[number].end + narrow_gaps[number]
+            x += columns[number].width + narrow_gaps[number]
     return Layout(fit, names, columns, bands)
 
 

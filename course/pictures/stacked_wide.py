@@ -60,7 +60,7 @@ class WidePicture:
         if len(self.all_columns) < 2:
             return None
         first = self.all_columns[0]
-        is_text = all(mark.text for mark in first.marks)
+        is_text = len(first.marks) > 1 and all(mark.text for mark in first.marks)
         is_aligned = all(mark.x - first.left <= APART for mark in first.marks)
         return first if is_text and is_aligned else None
 
