@@ -27,6 +27,7 @@ BESIDE, BAR = 24.0, 16.0  # the heights of a row, and of a bar, of what stood be
 LONGER = 1.5  # times as long as the bars were there
 MOST_BANDS, MOST_ROWS = 4, 12  # of any picture; of one that stays in view while a control moves
 THINNEST = 5.0  # pixels of most ops: with less, a picture has more bands
+SWATCH, TO_WORD, TO_SWATCH = 16.0, 6.0, 14.0  # of a legend: a side, from there to its word, and to the next swatch
 SLIVER = 1.0  # pixels: less goes to no band of its own
 NEAR = 0.3  # pixels: what is stored is rounded
 OP = re.compile(r"([A-Za-z]?)(\d+)(\.\d+)?")
@@ -395,17 +396,9 @@ class Folded:
         return self.bars_at + (x - self.bars) * self.longer
 
     def legend(self) -> Iterator[Mark]:
-        self.end += GAP
-        x = 0.0
-        for colour, word in self.wide.legend:
-            width = text_width(word.text, LETTERS)
-            if x and x + 22 + width > self.width:
-                x = 0.0
-                self.end += LINE
-            yield replace(colour, x=x, y=self.end + 3, width=16.0, height=16.0)
-            yield replace(word, x=x + 22, y=self.end + LINE / 2, size=LETTERS)
-            x += 36 + width
-        self.end += LINE
+        marks = [*legend_in_lines(self.wide.legend, self.end + GAP + LINE / 2, self.width)]
+        self.end = marks[-1].y + LINE / 2 if marks else self.end + GAP + LINE
+        yield from marks
 
     def lines(self, text: str) -> list[str]:
         return wrap(text, self.line_letters) or [""]
@@ -425,6 +418,19 @@ class Folded:
         width = each.width * self.longer
         text = each.text if _fits(each.text, width) else ""
         return each._replace(frames=frames, width=width, height=BAR, text=text)
+
+
+def legend_in_lines(pairs: Sequence[tuple[Mark, Mark]], y: float, room: float) -> Iterator[Mark]:
+    """Yield swatches, each with its word after it, in as many lines as they need; the first has its middle at y."""
+    x = 0.0
+    for swatch, word in pairs:
+        width = SWATCH + TO_WORD + text_width(word.text, LETTERS)
+        if x and x + width > room:
+            x = 0.0
+            y += LINE
+        yield swatch.changed(x=x, y=y - SWATCH / 2, width=SWATCH, height=SWATCH)
+        yield word.changed(x=x + SWATCH + TO_WORD, y=y, size=LETTERS)
+        x += width + TO_SWATCH
 
 
 def _tenths(value: float) -> float:
