@@ -20,7 +20,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 def scene():
     marks = [
         *heading("h", 10, 0, "Two ranks & a message"),
-        box("one", 10, 60, 80, 40, TP, "rank 0", fact="Rank 0 < rank 1,\nfirst", tags=("a",), lights=("b",), means="computes"),
+        box("one", 10, 60, 80, 40, TP, "rank 0", fact="Rank 0 <\nrank 1", tags=("a",), lights=("b",), means="computes"),
         box("two", 200, 60, 80, 40, DP, ("far too long for a box", "1\nB"), drop=True, means="waits"),
         arrow("message", [(90, 80), (200, 80)], INK, heads=2, dashed=True),
         line("shy", [(0, 0), (9, 9)], INK, shy=True),
@@ -33,7 +33,7 @@ def scene():
 def test_a_mark_is_a_group_with_its_fact_and_its_place(scene):
     groups = {mark.key: ElementTree.fromstring(mark.svg) for mark in scene.marks}
     assert all(group.get("data-key") == key for key, group in groups.items())
-    assert groups["one"].get("aria-label") == "Rank 0 < rank 1, first"
+    assert groups["one"].get("aria-label") == "Rank 0 < rank 1"
     assert groups["one"].get("style") == "transform:translate(10px,60px)" and groups["one"].get("data-lights") == "b"
     assert [text.text for text in groups["two"].iter("text")] == ["1", "B"]
     assert groups["shy"].get("data-shy") == "1" and groups["two"].get("data-drop") == "1"
