@@ -285,6 +285,11 @@ def image_html(svgs: Mapping[str, float], alt: str) -> str:
     return f'<div style="overflow-x:auto">{"".join(images)}</div>'
 
 
+def is_scene(svg: str) -> bool:
+    """Return whether `Scene.svg` has drawn this; matplotlib draws the curves."""
+    return "<desc>" in svg
+
+
 def is_inside(x: float, y: float, panel: Sequence[float]) -> bool:
     left, top, width, height = panel
     return left - MARGIN <= x < left + width and top - MARGIN <= y < top + height - MARGIN

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from course.pictures.narrow import BAR, BESIDE, LETTERS, LINE, LOWER, START, Block, Folded, Wide, read, scene_of
-from course.pictures.scene import Mark, Scene, label, text_width
+from course.pictures.scene import Mark, Scene, is_scene, label, text_width
 from course.pictures.timeline import GAP, LEFT, WORK
 
 TIMES = 1.5
@@ -24,8 +24,8 @@ def on_slide(scene: Scene) -> Scene:
 
 def svgs_on_slide(svg: str) -> list[str]:
     """Return a stored timeline for a slide, as one picture or several; none if it is another picture."""
-    if "<desc>" not in svg:
-        return []  # no scene's
+    if not is_scene(svg):
+        return []
     scene = scene_of(svg)
     wide = read(scene.marks)
     if not wide:

@@ -27,7 +27,7 @@ from dataclasses import replace
 from textwrap import wrap
 
 from course.pictures.narrow import LETTERS, LINE, MOST_BANDS, MOST_ROWS, WIDTH, fold, legend_in_lines, scene_of
-from course.pictures.scene import Mark, Scene, label
+from course.pictures.scene import Mark, Scene, is_scene, label
 from course.pictures.stacked_bands import draw_bands
 from course.pictures.stacked_bars import draw_bars
 from course.pictures.stacked_column import Fit
@@ -48,8 +48,8 @@ def narrow(scenes: Sequence[Scene]) -> list[Scene]:
 
 def narrow_svgs(svgs: Sequence[str]) -> list[str]:
     """Return stored pictures that belong together for a narrow screen; "" for one that has no such form."""
-    if not all("<desc>" in svg for svg in svgs):
-        return ["" for _ in svgs]  # no scene has drawn them
+    if not all(map(is_scene, svgs)):
+        return ["" for _ in svgs]
     scenes = [scene_of(svg) for svg in svgs]
     made = [fold(scene, MOST_ROWS * MOST_BANDS) for scene in scenes]
     has_timeline = any(each is not scene for each, scene in zip(made, scenes))

@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
 from course import working_copy
+from course.pictures.narrow import VIEW
 from course.pictures.stacked import narrow_svgs
 from course.publish import living, pyodide, source, styles
 from labtrain.command_line import run_command
@@ -80,7 +81,6 @@ MENDED = {
 NOSCRIPT = """<noscript><p>Without JavaScript, everything stays as it was stored.</p></noscript>"""
 SEARCHES = re.compile(r'<script src="[^"]*(?:searchtools|language_data|searchindex)\.js[^"]*"></script>')
 PICTURE = re.compile(r'<img ([^>]*)src="([^"]*_images/[^"]*)\.svg"([^>]*>)')
-VIEW = re.compile(r'viewBox="\S+ \S+ (\S+) (\S+)"')
 LINKED = re.compile(r'<(a|link|script|img)\s(?:[^>]*?\s)?(?:href|src)="([^"]*)"')
 ID = re.compile(r'\sid="([^"]*)"')
 LEFT_OUT = ("_sources", ".buildinfo", "*.map", "fontawesome*", "vendor", "locales", "*macros.html")

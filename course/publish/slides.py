@@ -22,6 +22,7 @@ import nbformat
 from nbconvert.exporters import SlidesExporter
 
 from course.explorers.jupyter import CONTROLS
+from course.pictures.narrow import VIEW
 from course.pictures.scene import USUAL
 from course.pictures.slide import svgs_on_slide
 from course.publish import living, npm, pages, pyodide
@@ -34,7 +35,6 @@ NOT_YET = "not attempted yet"  # what a check says of a stub
 PICTURES = re.compile(r'<div style="overflow-x:auto">((?:<img [^>]*>)+)</div>')
 IN_TEXT = re.compile(r"!\[([^\]]*)\]\((\S+\.svg)\)")
 ALT, CODE = re.compile(r'alt="([^"]*)"'), re.compile(f'{re.escape(living.SVG)}([^"]*)"')
-VIEW = re.compile(r'viewBox="\S+ \S+ (\S+) (\S+)"')
 TEXT, SIZE = re.compile("<text[^>]*>"), re.compile(r"font(?:-size)?[=:][^\d;]*([\d.]+)")
 PARTS = re.compile(r"\n(?=#{1,4} [^!])|\n(?=<details>)|(?<=</details>)\n")
 
