@@ -86,8 +86,17 @@ def may_wait_for_a_thread(task: int | None) -> bool:
 
 def waits_for_a_python_thread(task: int | None) -> bool:
     """Can only a Python thread of this process wake this one? Not if one of C++ may, such as one
-    that reads files.
+    that reads files; nor if all it waits for is its turn to hold the GIL, which comes by itself.
     """
+    before = switches(task)
+    for _ in range(4):  # one moment is not enough: that turn may come late
+        if not _waits_for_threads_of_python(task):
+            return False
+        time.sleep(0.003)
+    return switches(task) == before
+
+
+def _waits_for_threads_of_python(task: int | None) -> bool:
     syscall = _syscall(task)
     if syscall[:1] != [_FUTEX] or not int(syscall[2], 16) & _PRIVATE or int(syscall[4], 16):
         return False

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from labkit.launch import Deadlock, World, launch, renewal, waiting_for
-from labkit.launch.linux import bytes_received
+from labkit.launch.linux import bytes_received, waits_for_a_python_thread
 from labkit.launch.probe import Probe
 
 
@@ -268,6 +268,29 @@ def test_a_snapshot_tells_a_rank_that_could_run_from_one_that_only_waits():
     with World(2) as world:
         assert world.run(look, False) == [False, False]
         assert world.run(look, True) == [True, True]
+
+
+def test_a_thread_that_takes_turns_with_others_does_not_wait_for_them():
+    """For a moment of each turn it stands in a futex, without a time-out."""
+    looks, ends = [], threading.Event()
+
+    def takes_turns():
+        while not ends.is_set():
+            time.sleep(0.0005)
+
+    def watch():
+        looks.extend(waits_for_a_python_thread(spinning) for _ in range(5000))
+        ends.set()
+
+    spinning = threading.get_native_id()
+    others = [threading.Thread(target=other) for other in (takes_turns, takes_turns, watch)]
+    for other in others:
+        other.start()
+    while not ends.is_set():
+        pass
+    for other in others:
+        other.join()
+    assert looks.count(False) == 5000
 
 
 def test_a_snapshot_counts_bytes_when_they_arrive():
