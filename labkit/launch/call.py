@@ -91,9 +91,13 @@ class Call:
         return set(range(self.ranks.num_ranks)) - self.results.keys() - self.failures.keys()
 
     def _pump_until(self, is_done: Callable[[], bool], seconds: float) -> None:
+        """Pass on what arrives. What has arrived at the end is read, too, however late we are."""
         deadline = time.monotonic() + seconds
-        while not is_done() and time.monotonic() < deadline:
-            self._pump(0.05)
+        while not is_done():
+            is_late = time.monotonic() >= deadline
+            self._pump(0 if is_late else 0.05)
+            if is_late:
+                return
 
     def _pump(self, seconds: float) -> None:
         for event in self.ranks.events(seconds):
@@ -142,11 +146,17 @@ class Call:
     def _with_stacks(self, look: Look) -> Look:
         """Add what ranks that hold the GIL are doing: faulthandler answers a signal without it."""
         ranks = {rank for rank in self._unfinished() - look.snapshots.keys() if self._is_in_c(rank)}
+        before = {rank: self._stacks_of(rank) for rank in ranks}
         for rank in ranks:
             self.ranks.ask_for_stack(rank)  # not at every look: it cuts a sleep in C code short
-        self._pump(0.1 if ranks else 0)
-        stacks = {rank: read_text(f"{self.ranks.directory}/stack{rank}") for rank in ranks}
+        self._pump_until(lambda: all(self._stacks_of(rank) != before[rank] for rank in ranks), 0.5)
+        # Only the new one: an older one may be of a call before.
+        stacks = {rank: self._stacks_of(rank).removeprefix(before[rank]) for rank in ranks}
         return replace(look, stacks=stacks)
+
+    def _stacks_of(self, rank: int) -> str:
+        """Return what a rank's faulthandler has written, whenever it was asked."""
+        return read_text(f"{self.ranks.directory}/stack{rank}")
 
     def _is_in_c(self, rank: int) -> bool:
         """Is a rank that does not answer in C code, and not in Python that lacks a core?

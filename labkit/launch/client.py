@@ -24,6 +24,7 @@ from labkit.launch.wire import Connection
 # Two threads may launch at once: a question and its answer belong together
 _lock = threading.RLock()
 _ranks_will_train = False
+_ANSWER_SECONDS = 120.0  # of the server: on a busy machine, importing torch takes a minute
 # A notebook that has imported one of these does so for its ranks.
 _SLOW_TO_IMPORT = frozenset(("torch._dynamo", "torch.distributed.tensor"))
 _server: "ServerHandle | None" = None  # one per process: starting it costs the import of torch
@@ -164,17 +165,18 @@ class ServerHandle:
 
     def _await(self, what: str, interrupt: DeferredInterrupt | None = None) -> tuple:
         """Wait for the answer to the question asked last: while it is open, nobody else asks."""
-        end = time.monotonic() + 120.0
+        end = time.monotonic() + _ANSWER_SECONDS
         while True:
             self.poll()
             if self._answers:
                 return self._answers.pop()
-            if not self.connection.is_open or time.monotonic() > end:
+            is_open = self.connection.is_open
+            if not is_open or time.monotonic() > end:
+                happened = f"gave no answer for {_ANSWER_SECONDS:g} s" if is_open else "stopped"
                 said = read_text(f"{self.directory}/server.log")[-2000:]
                 self.close()
-                raise RuntimeError(
-                    f"the launch server stopped while {what}: run the cell again\n{said}".rstrip()
-                )
+                text = f"the launch server {happened} while {what}: run the cell again\n{said}"
+                raise RuntimeError(text.rstrip())
             if interrupt and interrupt.requested:
                 self._process.kill()
                 self.close()

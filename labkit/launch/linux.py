@@ -10,7 +10,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 _FUTEX = {"x86_64": "202", "aarch64": "98"}.get(os.uname().machine, "")  # the number of that call
 _PRIVATE = 128  # flag of a futex: within one process
@@ -78,31 +78,39 @@ def name(task: int | None) -> str:
 
 
 def may_wait_for_a_thread(task: int | None) -> bool:
-    """Is a thread in a futex, in which threads wait for each other? True also where Linux does not
-    tell.
+    """Does a thread stay in a futex, in which threads wait for each other? True also where Linux
+    does not tell.
     """
-    return _syscall(task)[:1] in ([], [_FUTEX])
+    return _stays(task, lambda: _syscall(task)[:1] in ([], [_FUTEX]))
 
 
 def waits_for_a_python_thread(task: int | None) -> bool:
     """Can only a Python thread of this process wake this one? Not if one of C++ may, such as one
-    that reads files; nor if all it waits for is its turn to hold the GIL, which comes by itself.
+    that reads files.
+    """
+
+    def is_so() -> bool:
+        syscall = _syscall(task)
+        if syscall[:1] != [_FUTEX] or not int(syscall[2], 16) & _PRIVATE or int(syscall[4], 16):
+            return False
+        python = {thread.native_id for thread in threading.enumerate()} | {os.getpid()}
+        others = [other for other in tasks() if other not in python and "gloo" not in name(other)]
+        return all(_syscall(other)[:1] == [_FUTEX] for other in others)
+
+    return _stays(task, is_so)
+
+
+def _stays(task: int | None, is_so: Callable[[], bool]) -> bool:
+    """Is something so at each of four moments, between which the thread has not run?
+
+    For a moment of each turn with the GIL, a thread that computes is in a futex, too.
     """
     before = switches(task)
-    for _ in range(4):  # one moment is not enough: that turn may come late
-        if not _waits_for_threads_of_python(task):
+    for _ in range(4):
+        if not is_so():
             return False
         time.sleep(0.003)
     return switches(task) == before
-
-
-def _waits_for_threads_of_python(task: int | None) -> bool:
-    syscall = _syscall(task)
-    if syscall[:1] != [_FUTEX] or not int(syscall[2], 16) & _PRIVATE or int(syscall[4], 16):
-        return False
-    python = {thread.native_id for thread in threading.enumerate()} | {os.getpid()}
-    others = [other for other in tasks() if other not in python and "gloo" not in name(other)]
-    return all(_syscall(other)[:1] == [_FUTEX] for other in others)
 
 
 def _syscall(task: int | None) -> list[str]:

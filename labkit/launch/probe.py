@@ -99,7 +99,8 @@ class _Message:
 
 
 _IN_GROUPS = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives)\.py$")
-_RECORDER_SECONDS = 0.3  # for NCCL's answer
+_RECORDER = "labkit-recorder"  # the thread that asks NCCL's,
+_RECORDER_SECONDS = 0.3  # and for how long
 _SET_UP_CALLS = ("init_process_group", "new_group", "new_subgroups_by_enumeration", "split_group")
 _purposes: dict[int, object] = {}  # what each thread waits for at this moment, by its identifier
 _messages: dict[int, _Message] = {}
@@ -199,7 +200,9 @@ class Probe:
         return None
 
     def snapshot(self) -> Snapshot:
-        """Look at this rank's threads. A library's own thread is left out: it brings no message."""
+        """Look at this rank's threads. A library's own thread is left out: it brings no message,
+        and most go on for ever.
+        """
         busy = linux.is_busy()
         recorded = _flight_recorders(self.timeout, self.first_record)
         frames = sys._current_frames()
@@ -209,17 +212,21 @@ class Probe:
         this = threading.current_thread()
         others = [thread for thread in threading.enumerate() if thread not in (main, this)]
         threads = []
+        of_libraries = []
         for thread in [main, *others]:
             frame = frames.get(thread.ident or 0)
-            if frame is None:  # it has started just now
+            if frame is None or thread.name == _RECORDER:  # it has started just now, or is our own
                 continue
             task = os.getpid() if thread is main else thread.native_id
             seen = self._thread(thread.ident or 0, task, frame, recorded)
             if thread is not main and seen.state != "waits" and _is_librarys(seen):
+                of_libraries.append(seen)
                 continue
             threads.append(seen)
             if not seen.call.startswith(_SET_UP_CALLS):  # these poll the store
                 ran.append(linux.switches(task))
+        if any(thread.state == "locked" and any(user_frames(thread.stack)) for thread in threads):
+            threads += of_libraries  # it may wait for one of them, as for a pool's
         # They hold this frame, and it holds them: the learner's tensors would live on.
         frames.clear()
         for task in linux.tasks():
@@ -406,9 +413,7 @@ def _records_of_nccl() -> list[dict] | None:
     if dump is None:  # in a build without NCCL
         return []
     answers: list[bytes] = []
-    thread = threading.Thread(
-        target=lambda: answers.append(dump()), daemon=True, name="labkit-recorder"
-    )
+    thread = threading.Thread(target=lambda: answers.append(dump()), daemon=True, name=_RECORDER)
     thread.start()
     thread.join(_RECORDER_SECONDS)
     return json.loads(answers[0]).get("entries", []) if answers else None

@@ -241,6 +241,7 @@ def _run(settings: dict, payload: Payload, probe: Probe) -> tuple:
 
 
 def describe_error(error: BaseException) -> Failure:
+    seconds = time.monotonic()  # before all that takes long: who failed first is asked
     cause = error.__cause__
     try:
         text = str(error)[:_TEXT_CHARACTERS]
@@ -254,7 +255,7 @@ def describe_error(error: BaseException) -> Failure:
         exception = cloudpickle.dumps(error.with_traceback(None))
     frames = tuple((frame.filename, frame.lineno or 0, frame.name) for frame in stack)
     kind = type(error).__name__
-    return Failure(kind, text, frames, "".join(stack.format()), time.monotonic(), exception)
+    return Failure(kind, text, frames, "".join(stack.format()), seconds, exception)
 
 
 def _open_streams(stack_file: str) -> None:

@@ -113,6 +113,9 @@ def failure_report(failures: Mapping[int, Failure], others: Look) -> tuple[int, 
     everybody = set(range(others.num_ranks))
     waiting = set(filter(others.is_waiting, everybody))
     missing = everybody - waiting - failures.keys() - others.returned
+    answered = missing & others.snapshots.keys()
+    if answered:  # one that gives no answer may have come: perhaps it waits for a core
+        missing = answered
     if causes or not missing:
         causes = causes or dict(failures)
         happened = _what_happened(min(causes.values(), key=lambda failure: failure.seconds))

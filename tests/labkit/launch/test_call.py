@@ -52,6 +52,28 @@ def test_only_a_rank_that_is_in_c_code_is_asked_for_its_stack():
             running.join()
 
 
+def test_a_stack_that_comes_late_is_not_mistaken_for_the_one_before(monkeypatch):
+    def first():
+        ctypes.PyDLL(None).usleep(1_500_000)
+
+    def second():
+        ctypes.PyDLL(None).usleep(2_500_000)
+
+    def stacks(work):
+        call = Call(world._ranks, Output(1, live=False), DeferredInterrupt())
+        running = threading.Thread(target=world.run, args=(work,))
+        running.start()
+        time.sleep(0.5)
+        found = call._with_stacks(call._ask(0.1)).stacks[0]
+        running.join()
+        return found
+
+    with World(1) as world:
+        assert "in first" in stacks(first)
+        monkeypatch.setattr(world._ranks, "ask_for_stack", lambda rank: None)  # as if it did not come in time
+        assert stacks(second) == ""
+
+
 def test_asking_a_busy_rank_for_its_stack_does_not_harm_it(tmp_path):
     """Its threads give back memory of their stacks all the time, which nobody else may read meanwhile."""
     enough = tmp_path / "enough"

@@ -198,6 +198,15 @@ def work():
     dist.barrier()
     return x.item()
 """: [2.0, 2.0],
+    """import threading, psutil
+def work():
+    if dist.get_rank():
+        helper = threading.Thread(target=psutil.Popen(["sleep", "4"]).wait)  # no line of the learner's in it
+        helper.start()
+        helper.join()
+    dist.barrier()
+    return 1
+""": [1, 1],
     """import datetime
 def work():
     four, ends = datetime.timedelta(seconds=4), 0  # time-outs of the learner's own
@@ -210,7 +219,7 @@ def work():
 }
 
 
-@pytest.mark.parametrize("work", WAITED_FOR, ids=["a helper that sends", "a queue", "time-outs"])
+@pytest.mark.parametrize("work", WAITED_FOR, ids=["a helper that sends", "a queue", "a library's thread", "time-outs"])
 def test_a_wait_that_will_end_is_left_alone(kernel, work):
     ran = kernel.run(f"{work}print(launch(work, world_size=2))")
     assert ran.stdout.endswith(f"{WAITED_FOR[work]}\n"), ran

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from labkit.launch import Deadlock, World, launch, renewal, waiting_for
-from labkit.launch.linux import bytes_received, waits_for_a_python_thread
+from labkit.launch.linux import bytes_received, may_wait_for_a_thread, waits_for_a_python_thread
 from labkit.launch.probe import Probe
 
 
@@ -270,8 +270,9 @@ def test_a_snapshot_tells_a_rank_that_could_run_from_one_that_only_waits():
         assert world.run(look, True) == [True, True]
 
 
-def test_a_thread_that_takes_turns_with_others_does_not_wait_for_them():
-    """For a moment of each turn it stands in a futex, without a time-out."""
+@pytest.mark.parametrize("waits", [waits_for_a_python_thread, may_wait_for_a_thread])
+def test_a_thread_that_takes_turns_with_others_does_not_wait_for_them(waits):
+    """For a moment of each turn it is in a futex."""
     looks, ends = [], threading.Event()
 
     def takes_turns():
@@ -279,7 +280,7 @@ def test_a_thread_that_takes_turns_with_others_does_not_wait_for_them():
             time.sleep(0.0005)
 
     def watch():
-        looks.extend(waits_for_a_python_thread(spinning) for _ in range(5000))
+        looks.extend(waits(spinning) for _ in range(5000))
         ends.set()
 
     spinning = threading.get_native_id()

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch.distributed as dist
 
 import labkit
 from labkit.launch import World, launch, linux, progress
-from labkit.launch.rank import _apply_environment
+from labkit.launch.rank import _apply_environment, describe_error
 from labkit.launch.server import Server
 from tests.labkit.launch.test_world import sum_of_ranks
 
@@ -66,6 +67,16 @@ def test_edits_of_labkit_reach_the_next_launch(tmp_path, monkeypatch):
         assert getattr(sys.modules.get("labkit.edited"), "value", None) == value
         assert getattr(getattr(labkit, "edited", None), "value", None) == value
     del sys.modules["labkit.edited"], vars(labkit)["edited"]
+
+
+def test_an_error_is_as_old_as_its_report_and_not_as_its_pickled_form():
+    class Slow(ValueError):
+        def __reduce__(self):
+            time.sleep(0.2)
+            return ValueError, ()
+
+    before = time.monotonic()
+    assert describe_error(Slow()).seconds < before + 0.2 <= time.monotonic()
 
 
 def test_torchrun_environment():

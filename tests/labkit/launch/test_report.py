@@ -79,6 +79,11 @@ def test_after_a_time_out_the_headline_is_the_rank_that_did_not_come():
     assert "rank 0: gave up after timeout_seconds, at train.py, line 3" in text
 
 
+def test_a_rank_that_gives_no_answer_is_not_named_where_another_did_not_come():
+    rank, text = failure_report({0: error("Timed out waiting 60000ms for recv")}, world(None, None, RUNNING))
+    assert rank == 2 and "rank 1: gives no answer" in text
+
+
 def test_of_ranks_that_failed_alike_the_lowest_is_named():
     """Which came first is chance; a different error that came before them is named as ever."""
     failures = {1: error("a typo", seconds=1.0), 0: error("a typo", seconds=2.0)}
