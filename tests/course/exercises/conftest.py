@@ -50,11 +50,8 @@ def keep_ranks(worlds, patch, after_errors=False):
             if after_errors:
                 limit_memory()
                 calling.MOST_SECONDS = 0.5
-            made = dist.distributed_c10d._world.pg_group_ranks
-            for group in made.keys() - {dist.group.WORLD}:  # by the answer before: some checks look at all there are
-                if after_errors:
-                    dist.destroy_process_group(group)  # or it would be connected anew after a fault
-                made.pop(group, None)
+            for group in dist.distributed_c10d._world.pg_group_ranks.keys() - {dist.group.WORLD}:
+                dist.destroy_process_group(group)  # of the answer before: its threads wake up a hundred times a second
             return function(*args)
 
         calls.append(function)
