@@ -20,13 +20,13 @@ from tests.labtrain.tiny import TINY, TODAY
 
 SMALL = replace(TINY, eval_interval=0, batch_size=4)
 CASES = [
-    dict(tp_size=2, pp_size=2),
+    dict(num_layers=2, tp_size=2, pp_size=2),
     dict(tp_size=2, pp_size=2, sequence_parallel=True, recompute="full", **TODAY),
-    dict(cp_size=2, pp_size=2, context_parallel="all_gather", precision="bfloat16"),
-    dict(cp_size=2, context_parallel="ulysses", zero_stage=3, shard_size=2),
+    dict(num_layers=2, cp_size=2, pp_size=2, context_parallel="all_gather", precision="bfloat16"),
+    dict(num_layers=2, cp_size=2, context_parallel="ulysses", zero_stage=3, shard_size=2),
     dict(pp_size=2, num_chunks=2, schedule="interleaved", zero_stage=2),
     dict(pp_size=2, schedule="zero-bubble-v", zero_stage=1),
-    dict(num_experts=4, ep_size=2, tp_size=2),
+    dict(num_layers=2, num_experts=4, ep_size=2, tp_size=2),
 ]
 
 
@@ -65,11 +65,11 @@ def test_real_ranks_send_the_same(on_ranks):
 @pytest.mark.parametrize(
     ("world_size", "num_micro_batches", "options"),
     [
-        (4, 6, dict(pp_size=2, tp_size=2)),
+        (4, 6, dict(num_layers=2, pp_size=2, tp_size=2)),
         (2, 6, dict(pp_size=2, num_chunks=2, schedule="interleaved")),
         (2, 8, dict(pp_size=2, schedule="v-min")),
-        (4, 6, dict(pp_size=2, zero_stage=3)),
-        (2, 4, dict(zero_stage=2)),
+        (4, 6, dict(num_layers=2, pp_size=2, zero_stage=3)),
+        (2, 4, dict(num_layers=2, zero_stage=2)),
     ],
     ids=str,
 )
