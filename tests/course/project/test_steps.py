@@ -2,7 +2,6 @@
 
 import ast
 import math
-import os
 
 import pytest
 
@@ -13,8 +12,8 @@ from course.project.faults import FAULTS
 from course.project.parts import ONE_FILE, filled_in, parts_of, replaced, source_of, steps, to_begin_with, written_in
 from course.project.steps import STEPS, begin, plant_faults, train
 from tests.course.project.left import left
+from tests.support.sweep import IS_SWEEP
 
-ALL = "LABKIT_ALL_ANSWERS" in os.environ  # make sweep-answers
 TINY = {"steps": 2, "layers": 2, "global_batch": 4, "micro_batch": 1, "hidden": 16, "warmup": 1}
 FORKS = """
 def one_f_one_b():
@@ -85,9 +84,9 @@ def observe_for_a_second(*args):
     return probes.observe(*args)
 
 
-@pytest.mark.parametrize("then", BAD if ALL else ["returns", "loops", "is gone"])
+@pytest.mark.parametrize("then", BAD if IS_SWEEP else ["returns", "loops", "is gone"])
 def test_a_check_leaves_no_process(then, tmp_path, pids, monkeypatch):
-    if not ALL:
+    if not IS_SWEEP:
         monkeypatch.setattr("course.project.check.observe", observe_for_a_second)
     path = tmp_path / "my_megatron.py"
     path.write_text(with_part("one_f_one_b", FORKS.format(pids=pids, then=BAD[then])))
