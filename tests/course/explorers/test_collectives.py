@@ -33,9 +33,7 @@ def after(explorer):
 
 
 def test_it_shows_every_message_and_a_sentence(explorer, make):
-    explorer.choose(operation="broadcast")
-    explorer.choose(world_size=3)
-    explorer.choose(root=2)
+    explorer.choose(operation="broadcast", world_size=3, root=2)
     assert len(explorer.steps) == 3  # the start, and 2 messages
     assert after(explorer) == ["2, 3, 4"] * 3
     assert "root" in explorer.says
@@ -49,9 +47,7 @@ def test_a_change_runs_the_ranks_again_and_redraws(explorer):
 
 
 def test_a_root_that_left_with_its_rank_moves_and_says_so(explorer):
-    explorer.choose(operation="gather")
-    explorer.choose(world_size=3)
-    explorer.choose(root=2)
+    explorer.choose(operation="gather", world_size=3, root=2)
     explorer.choose(world_size=2)
     assert (explorer.choice.root, explorer.controls["root"].disabled) == (1, False)
     assert "root is 1 now, not 2" in explorer.says
@@ -59,8 +55,7 @@ def test_a_root_that_left_with_its_rank_moves_and_says_so(explorer):
 
 
 def test_a_root_does_not_matter_where_there_is_none(explorer):
-    explorer.choose(operation="all-to-all")
-    explorer.choose(world_size=2)
+    explorer.choose(operation="all-to-all", world_size=2)
     explorer.choose(root=5)
     assert (explorer.choice.root, explorer.choice.world_size) == (5, 2)
 
@@ -86,9 +81,7 @@ def test_its_repr_is_the_call_that_makes_it(explorer):
 
 
 def test_fewer_ranks_move_the_root_and_never_the_operation(explorer):
-    explorer.choose(operation="broadcast")
-    explorer.choose(world_size=8)
-    explorer.choose(root=7)
+    explorer.choose(operation="broadcast", world_size=8, root=7)
     explorer.choose(world_size=2)
     assert explorer.choice[:3] == ("broadcast", 2, 1)
     assert "root is 1 now, not 7" in explorer.says
@@ -107,35 +100,30 @@ def test_it_runs_on_numbers_of_ones_own(make, operation, ends):
 
 
 def test_it_runs_on_digits_too(explorer):
-    explorer.choose(operation="all-gather")
-    explorer.choose(numbers="digits of pi")
-    explorer.choose(world_size=2)
+    explorer.choose(operation="all-gather", numbers="digits of pi", world_size=2)
     assert after(explorer) == ["3, 1, 5, 3"] * 2
     explorer.choose(numbers="counted")
 
 
 def test_all_to_all_starts_from_numbers_that_show_the_exchange(explorer):
-    explorer.choose(operation="all-to-all")
-    explorer.choose(world_size=2)
+    explorer.choose(operation="all-to-all", world_size=2)
     assert [row[1:3] for row in explorer.steps[-1].table.rows] == [["0, 1", "0, 10"], ["10, 11", "1, 11"]]
 
 
 def test_tree_and_ring_race_for_a_tensor_of_the_size_that_one_chooses(explorer):
-    explorer.choose(operation=BOTH)
-    explorer.choose(world_size=8)
+    explorer.choose(operation=BOTH, world_size=8)
     ends = {}
     for size in ("10 kB", "100 MB"):
         explorer.choose(size=size)
         ends[size] = [explorer.steps[-1].by_key[f"{number}.clock"].text for number in (0, 1)]
     assert "done in 61 µs" in ends["10 kB"][0] and "done in 3,640 µs" in ends["100 MB"][1]
     assert "10 µs (α), and its bytes at 50 GB/s (B)" in explorer.says and not explorer.controls["size"].disabled
-    explorer.choose(operation="broadcast")
+    explorer.choose(operation="broadcast", world_size=2)
     assert explorer.controls["size"].disabled
 
 
 def test_a_rank_that_is_pressed_or_dragged_away_stands_the_others_still(explorer):
-    explorer.choose(operation="all-gather")
-    explorer.choose(world_size=3)
+    explorer.choose(operation="all-gather", world_size=3)
     whole = len(explorer.steps)
     for act in (lambda: explorer.click("0.rank1"), lambda: explorer.drop("0.rank1", EXIT)):
         act()
@@ -148,12 +136,10 @@ def test_a_rank_that_is_pressed_or_dragged_away_stands_the_others_still(explorer
 
 
 def test_a_rank_that_is_away_comes_back_by_its_row_by_its_place_and_with_fewer_ranks(explorer):
-    explorer.choose(operation="broadcast")
-    explorer.choose(world_size=4)
+    explorer.choose(operation="broadcast", world_size=4)
     for back in (
         lambda: explorer.drop("0.rank3", "state3"), lambda: explorer.click(EXIT), lambda: explorer.choose(world_size=3),
     ):  # fmt: skip
-        explorer.choose(world_size=4)
         explorer.drop("0.rank3", "0.rank1")  # that is not away
         assert explorer.away is None
         explorer.drop("0.rank3", EXIT)

@@ -20,13 +20,13 @@ from tests.labtrain.tiny import TINY, TODAY
 
 SMALL = replace(TINY, eval_interval=0, batch_size=4)
 CASES = [
-    dict(tp_size=2, pp_size=2),
-    dict(tp_size=2, pp_size=2, sequence_parallel=True, recompute="full", **TODAY),
-    dict(cp_size=2, pp_size=2, context_parallel="all_gather", precision="bfloat16"),
-    dict(cp_size=2, context_parallel="ulysses", zero_stage=3, shard_size=2),
+    dict(num_layers=2, tp_size=2, pp_size=2),
+    dict(num_layers=2, tp_size=2, pp_size=2, sequence_parallel=True, recompute="full", **TODAY),
+    dict(num_layers=2, cp_size=2, pp_size=2, context_parallel="all_gather", precision="bfloat16"),
+    dict(num_layers=2, cp_size=2, context_parallel="ulysses", zero_stage=3, shard_size=2),
     dict(pp_size=2, num_chunks=2, schedule="interleaved", zero_stage=2),
     dict(pp_size=2, schedule="zero-bubble-v", zero_stage=1),
-    dict(num_experts=4, ep_size=2, tp_size=2),
+    dict(num_layers=2, num_experts=4, ep_size=2, tp_size=2),
 ]
 
 
@@ -65,11 +65,11 @@ def test_real_ranks_send_the_same(on_ranks):
 @pytest.mark.parametrize(
     ("world_size", "num_micro_batches", "options"),
     [
-        (4, 6, dict(pp_size=2, tp_size=2)),
+        (4, 6, dict(num_layers=2, pp_size=2, tp_size=2)),
         (2, 6, dict(pp_size=2, num_chunks=2, schedule="interleaved")),
         (2, 8, dict(pp_size=2, schedule="v-min")),
-        (4, 6, dict(pp_size=2, zero_stage=3)),
-        (2, 4, dict(zero_stage=2)),
+        (4, 6, dict(num_layers=2, pp_size=2, zero_stage=3)),
+        (2, 4, dict(num_layers=2, zero_stage=2)),
     ],
     ids=str,
 )
@@ -84,14 +84,14 @@ def test_of_many_micro_batches_a_few_are_run(world_size, num_micro_batches, opti
 
 def test_the_formulas_of_a_large_job_to_the_byte():
     """GPT-3's layers on 1,024 GPUs: the pipeline's messages are those of `step_traffic`, and so are the gradients."""
-    shape = dict(num_layers=16, hidden_size=12288, num_attention_heads=96, seq_length=2048, sequence_parallel=True)
-    config = TrainConfig(tp_size=8, pp_size=16, batch_size=1536, micro_batch_size=1, precision="bfloat16", **shape)
-    layout, rank = config.layout(1024), 8 * 64 + 11  # a stage in the middle
+    shape = dict(num_layers=8, hidden_size=12288, num_attention_heads=96, seq_length=2048, sequence_parallel=True)
+    config = TrainConfig(tp_size=8, pp_size=8, batch_size=1536, micro_batch_size=1, precision="bfloat16", **shape)
+    layout, rank = config.layout(1024), 4 * 128 + 11  # a stage in the middle
     run = dry_run(config, 1024, rank)
     assert not dist.is_initialized()
     formula = step_traffic(config.shape, layout, gpus_per_node=8, batch_size=1536, sequence_parallel=True)
     sent = sent_by_axis([run.messages], layout)
-    edges = 1024 // 16 * 15  # of all pipelines; a rank in the middle sends along two of them, once each
+    edges = 1024 // 8 * 7  # of all pipelines; a rank in the middle sends along two of them, once each
     assert sent["pp", "send"] == formula["pp"].total_bytes / edges
     in_layers = sent["tp", "all_gather"] + sent["tp", "reduce_scatter"]
     assert in_layers == formula["tp"].total_bytes / 1024

@@ -1,10 +1,13 @@
-"""course/project/one_file.py: however the ranks are split, it trains as one rank does; no message waits for ever."""
+"""course/project/one_file.py: however the ranks are split, it trains as one rank does; no message waits for ever.
+
+That torchrun starts it is shown in test_steps.py, by a learner's file that has all of its lines.
+"""
 
 import ast
 import os
 import runpy
-import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -56,16 +59,16 @@ def assert_same_training(**options):
 
 
 @pytest.mark.parametrize(
-    ("tp", "pp", "untied", "micro_batch"),
+    ("tp", "pp", "layers", "untied", "micro_batch"),
     [
-        (2, 2, 0, 1),  # 8 micro-batches for 2 stages, 2 replicas
-        (1, 4, 1, 2),  # 4 for 4
-        (1, 8, 0, 4),  # 4 for 8 stages
-        (8, 1, 0, 8),
+        (2, 2, 4, 0, 1),  # 8 micro-batches for 2 stages, 2 replicas
+        (1, 4, 8, 1, 2),  # 4 for 4
+        (1, 8, 8, 0, 4),  # 4 for 8 stages
+        (8, 1, 2, 0, 8),
     ],
 )
-def test_a_split_changes_no_loss_and_no_norm(tp, pp, untied, micro_batch):
-    assert_same_training(tp=tp, pp=pp, untied=untied, micro_batch=micro_batch)
+def test_a_split_changes_no_loss_and_no_norm(tp, pp, layers, untied, micro_batch):
+    assert_same_training(tp=tp, pp=pp, layers=layers, untied=untied, micro_batch=micro_batch)
 
 
 @pytest.mark.parametrize("untied", [0, 1])
@@ -108,27 +111,21 @@ def test_its_model_is_labtrains():
 
 def test_it_trains_on_a_connection_that_keeps_nccls_rules():
     with under_nccls_rules():
-        assert_same_training(tp=2, pp=4, untied=0, micro_batch=2)
+        assert_same_training(tp=2, pp=4, layers=4, untied=0, micro_batch=2)
 
 
-def test_torchrun_starts_it():
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", PATH]
-    options = SMALL | {"--pp": 2, "--steps": 2}
-    for name, value in options.items():
-        command += [name, value]
-    done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
-    assert done.returncode == 0, done.stderr
-    assert [line.split()[:2] for line in done.stdout.splitlines()] == [["step", "0"], ["step", "1"]]
+@cache
+def of_the_schedule():
+    """Return the file's functions that decide on the order of messages, compiled."""
+    names = {"one_f_one_b", "exchange"}
+    tree = ast.parse(PATH.read_text())
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in names]
+    return compile(ast.Module(functions, []), PATH, "exec")
 
 
 def messages(pp_rank, pp, num_micro_batches):
     """Return the messages of one stage's step: a list of ("isend" or "irecv", peer) for each call of `exchange`."""
     batches = []
-    names = {"one_f_one_b", "exchange"}
-    tree = ast.parse(PATH.read_text())
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in names]
     fake = SimpleNamespace(isend="isend", irecv="irecv", P2POp=lambda way, tensor, peer, group: (way, peer))
     fake.batch_isend_irecv = lambda ops: batches.append(list(ops)) or []
     scope = {
@@ -143,7 +140,7 @@ def messages(pp_rank, pp, num_micro_batches):
         "next_stage": pp_rank + 1,
         "empty_activation": lambda: None,
     }
-    exec(compile(ast.Module(functions, []), PATH, "exec"), scope)
+    exec(of_the_schedule(), scope)
     done = None
     for kind, _ in scope["one_f_one_b"]():
         scope["exchange"](done, None, kind)

@@ -1,4 +1,7 @@
-"""A job under torchrun: what it prints comes at once, and nothing is left of it, whatever it does."""
+"""A job under torchrun: what it prints comes at once, and nothing is left of it, whatever it does.
+
+That a script which fails is said to is shown in test_steps.py.
+"""
 
 import pytest
 
@@ -51,8 +54,3 @@ def test_a_job_that_takes_too_long_is_ended(job, monkeypatch):
     monkeypatch.setattr(torchrun, "MOST_SECONDS", 0.0)
     with pytest.raises(torchrun.Failed, match="took more than 0 seconds"):
         list(job("while True: pass"))
-
-
-def test_a_script_that_fails_is_said_to(job):
-    with pytest.raises(torchrun.Failed, match="status 1"):
-        list(job("raise ValueError"))

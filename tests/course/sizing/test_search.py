@@ -49,6 +49,12 @@ def case(request):
     return CASES[request.param]
 
 
+@pytest.fixture(scope="module")
+def candidates(case):
+    """Each candidate's choice with its plan or its rule."""
+    return list(one_by_one(*case))
+
+
 def one_by_one(model, n, batch, hardware, fixed, lists, uneven):
     """Yield each candidate's choice with its plan, or the first rule that it breaks, found without the search."""
     axes = [*(name for name in lists if name not in AXES), *AXES]
@@ -85,26 +91,27 @@ def first_rule(fields):
     raise AssertionError(f"a plan is refused, but {fields} breaks no rule")
 
 
-def test_a_search_is_each_plan_one_by_one(case):
+def test_a_search_is_each_plan_one_by_one(case, candidates):
     """All candidates of a search, not a sample: which fit, what they hold and take, and which rule the others break."""
     model, n, batch, hardware, fixed, lists, uneven = case
     found = search(model, n, batch, hardware, uneven=uneven, **fixed, **lists)
     rules, fitting = Counter(), {tuple(each.choice.items()): each for each in found.fitting}
-    for choice, plan in one_by_one(*case):
+    for choice, plan in candidates:
         this = fitting.pop(tuple(choice.items()), None)
         rule = plan
         if isinstance(plan, Plan):
-            rule = TOO_LARGE if fullest(plan).total > 0.9 * hardware.memory_bytes else None
+            held = fullest(plan).total
+            rule = TOO_LARGE if held > 0.9 * hardware.memory_bytes else None
         if rule:
             assert this is None
             rules[rule] += 1
             continue
         assert this.plan == plan
-        assert this.memory_bytes == pytest.approx(fullest(plan).total, rel=1e-12)
+        assert this.memory_bytes == pytest.approx(held, rel=1e-12)
         assert this.seconds == pytest.approx(step_time(plan, hardware).total, rel=1e-12) == this.estimate.total
     assert not fitting and len(found) == sum(rules.values()) + len(found.fitting)
     assert found.reasons == rules
-    for choice, plan in list(one_by_one(*case))[::97]:
+    for choice, plan in candidates[::97]:
         asked = found.ask(**choice)
         if isinstance(plan, Plan):
             assert asked.plan == plan and (not asked.rejected or asked.rejected.rule == TOO_LARGE)
@@ -112,9 +119,9 @@ def test_a_search_is_each_plan_one_by_one(case):
             assert asked.plan is None and asked.rejected.rule != TOO_LARGE
 
 
-def test_what_is_remembered_depends_on_no_other_field(case):
+def test_what_is_remembered_depends_on_no_other_field(case, candidates):
     hardware = case[3]
-    plans = [plan for _, plan in one_by_one(*case) if isinstance(plan, Plan)][::7]
+    plans = [plan for _, plan in candidates if isinstance(plan, Plan)][::7]
     for plan in plans:
         for kind in (False, True)[: 2 if plan.model.num_experts else 1]:
             assert layer_seconds(plan, hardware, kind) == layer_seconds.__wrapped__(plan, hardware, kind)
@@ -124,8 +131,8 @@ def test_what_is_remembered_depends_on_no_other_field(case):
         assert stage_activation_bytes(replace(plan), 0) == before
 
 
-def test_the_fullest_stage_is_the_fullest_of_all(case):
-    for plan in [plan for _, plan in one_by_one(*case) if isinstance(plan, Plan)][::11]:
+def test_the_fullest_stage_is_the_fullest_of_all(candidates):
+    for plan in [plan for _, plan in candidates if isinstance(plan, Plan)][::11]:
         assert fullest(plan).total == max(memory(plan, stage).total for stage in range(plan.pp_size))
 
 
