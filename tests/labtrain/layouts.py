@@ -132,7 +132,7 @@ def compare(on_ranks, runs, *parts, with_tensors=True):
 def drawn(draw, parts, num_tried):
     """A few of the runs that ``draw`` makes of random choices, with all parts that any of them has.
 
-    The next one always adds most for its ranks.
+    The next one always adds most for what it takes.
     """
     choose, left = random.Random(0).choice, {}
     for _ in range(num_tried):
@@ -142,6 +142,16 @@ def drawn(draw, parts, num_tried):
             left[world_size, config] = parts(world_size, config)
     missing = set().union(*left.values())
     while missing:
-        best = max(left, key=lambda run: len(left[run] & missing) / run[0])
+        best = max(left, key=lambda run: len(left[run] & missing) / work(*run))
         missing -= left.pop(best)
         yield best
+
+
+def work(world_size, config):
+    """About how much all ranks do in a step: some for the step, and what each layer does with each micro-batch.
+
+    A single micro-batch counts as two: nothing of it adds up, so it is to be no cheaper.
+    """
+    num_layers = config.num_layers / config.pp_size
+    passes = 1.4 if config.recompute == "full" else 1
+    return world_size * (2 + max(2, config.num_micro_batches(world_size)) * num_layers * passes)

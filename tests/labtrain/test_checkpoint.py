@@ -465,10 +465,11 @@ def saved_late(config):
 
 
 def test_the_values_are_those_of_the_moment(on_ranks, tmp_path):
-    config = saves_in(tmp_path, tp_size=2)
+    short = replace(ONE_LAYER, steps=3, eval_interval=3, tp_size=2)
+    config = saves_in(tmp_path, short)
     on_ranks(saved_late, replace(config, async_save=True))
     resumed = on_ranks(train, config)[0]
-    assert numbers(resumed) == numbers(on_ranks(train, replace(ONE_LAYER, tp_size=2))[0][1:])
+    assert numbers(resumed) == numbers(on_ranks(train, short)[0][1:])
 
 
 def interrupt(*_):

@@ -109,10 +109,10 @@ HYBRID = [
     (8, dict(shard_size=2, zero_stage=3, pp_size=2, schedule="interleaved", num_chunks=2)),
     (8, dict(shard_size=1, zero_stage=1, pp_size=2, tp_size=2, schedule="zero-bubble")),
 ]
-ORDERED = dict(steps=2, eval_interval=2, num_layers=2, ep_size=2, micro_batch_size=1, **GLOBAL)
-WITHOUT_AN_EQUAL = [  # of one process: options of which only the order of the collectives is looked at
-    dict(zero_stage=3, recompute="full", dropout=0.1, async_save=True),
-    dict(zero_stage=2, capacity_factor=0.5, moe_layer_freq=2, precision="bfloat16"),
+ORDERED = dict(steps=2, eval_interval=2, num_layers=2, ep_size=2, micro_batch_size=2, **GLOBAL)
+WITHOUT_AN_EQUAL = [  # of one process: only the order of the collectives is looked at, of two micro-batches each
+    dict(zero_stage=3, recompute="full", dropout=0.1, async_save=True, micro_batch_size=1),
+    dict(zero_stage=2, capacity_factor=0.5, moe_layer_freq=2, precision="bfloat16", micro_batch_size=1),
     dict(tp_size=2, expert_tp_size=1, sequence_parallel=True, dropout=0.1, async_save=True),
     dict(cp_size=2, context_parallel="ulysses", zero_stage=3),
     dict(pp_size=2, schedule="v-min", num_layers=4, zero_stage=1, recompute="full", expert_bias_update_rate=0.1),

@@ -15,7 +15,15 @@ from playwright.sync_api import Page, sync_playwright
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+WITHOUT = (  # Chromium takes the last such list, so what Playwright leaves out comes first
+    *("AvoidUnnecessaryBeforeUnloadCheckSync", "DestroyProfileOnBrowserClose", "HttpsUpgrades", "MediaRouter"),
+    *("HttpsFirstBalancedModeAutoEnable", "LensOverlay", "PaintHolding", "ThirdPartyStoragePartitioning"),
+    *("AvoidCorsURLLoaderRestartOnRedirect", "OptimizationHints", "NetworkTimeServiceQuerying", "AimEnabled"),
+    "PreconnectToSearch",
+    *("WebUIOmniboxPopup", "WebUIOmniboxAimPopup"),  # pages under an address bar: nobody sees them, each window has two
+)
 CHROMIUM_FLAGS = [
+    f"--disable-features={','.join(WITHOUT)}",
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),  # also runs as root, in a container
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),  # nothing leaves the machine
 ]
