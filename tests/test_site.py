@@ -445,6 +445,16 @@ def test_on_a_phone_stored_pictures_stack_and_what_scrolls_says_so(opened):
 # -- the book ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (768, 1024)])
+def test_the_first_screen_says_what_this_is_and_shows_its_picture(opened, width, height):
+    page = opened("/index.html", NO_PYTHON, viewport={"width": width, "height": height})
+    picture = page.locator(".labkit-explorer .paper").bounding_box()
+    for words in ("How is one model trained on many GPUs?", "make lab", "Eight hours", "Which GPUs work together?"):
+        assert page.get_by_text(words).first.bounding_box()["y"] < picture["y"]
+    assert picture["y"] + 150 < height
+    page.context.close()
+
+
 def test_a_page_leads_through_the_book(opened):
     page = opened("/notebooks/04_row_parallel.html", NO_PYTHON, viewport={"width": 1280, "height": 800})
     links = page.locator("nav.bd-links a").all_inner_texts()
