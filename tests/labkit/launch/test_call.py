@@ -14,6 +14,8 @@ from labkit.launch.call import Call
 from labkit.launch.client import DeferredInterrupt
 from labkit.launch.linux import main_thread, read_text
 from labkit.launch.output import Output
+from labkit.launch.payload import dump
+from labkit.launch.world import _pickled_call
 
 pytestmark = pytest.mark.alone
 
@@ -54,24 +56,24 @@ def test_only_a_rank_that_is_in_c_code_is_asked_for_its_stack():
 
 def test_a_stack_that_comes_late_is_not_mistaken_for_the_one_before(monkeypatch):
     def first():
-        ctypes.PyDLL(None).usleep(1_500_000)
+        ctypes.PyDLL(None).usleep(3_000_000)  # which a question for its stack cuts short
 
     def second():
-        ctypes.PyDLL(None).usleep(2_500_000)
+        ctypes.PyDLL(None).usleep(3_000_000)
 
     def stacks(work):
         call = Call(world._ranks, Output(1, live=False), DeferredInterrupt())
-        running = threading.Thread(target=world.run, args=(work,))
-        running.start()
-        time.sleep(0.5)
-        found = call._with_stacks(call._ask(0.1)).stacks[0]
-        running.join()
+        payload = dump(f"{world._ranks.directory}/payload", _pickled_call(work, (), {}))
+        world._ranks.send(None, "call", payload)
+        call._pump_until(lambda: False, 0.5)  # and read the answer that the call before did not wait for
+        found = call._with_stacks(call._ask(0.1)).stacks
+        call._pump_until(lambda: not call._unfinished(), 60)
         return found
 
     with World(1) as world:
-        assert "in first" in stacks(first)
+        assert "in first" in stacks(first)[0]
         monkeypatch.setattr(world._ranks, "ask_for_stack", lambda rank: None)  # as if it did not come in time
-        assert stacks(second) == ""
+        assert stacks(second) == {0: ""}
 
 
 def test_asking_a_busy_rank_for_its_stack_does_not_harm_it(tmp_path):
