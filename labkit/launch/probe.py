@@ -215,7 +215,9 @@ class Probe:
         of_libraries = []
         for thread in [main, *others]:
             frame = frames.get(thread.ident or 0)
-            if frame is None or thread.name == _RECORDER:  # it has started just now, or is our own
+            if frame is None:  # it has started just now
+                continue
+            if thread.name == _RECORDER:  # it is our own
                 continue
             task = os.getpid() if thread is main else thread.native_id
             seen = self._thread(thread.ident or 0, task, frame, recorded)

@@ -280,8 +280,10 @@ def test_a_thread_that_takes_turns_with_others_does_not_wait_for_them(waits):
             time.sleep(0.0005)
 
     def watch():
-        looks.extend(waits(spinning) for _ in range(5000))
-        ends.set()
+        try:
+            looks.extend(waits(spinning) for _ in range(5000))
+        finally:
+            ends.set()
 
     spinning = threading.get_native_id()
     others = [threading.Thread(target=other) for other in (takes_turns, takes_turns, watch)]
